@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Final
+
+#: The longest delay that anything here accepts, in seconds.
+_EIGHT_YEARS: Final = 86_400.0 * 365 * 8
+
 
 class TaskQError(Exception):
     """The root of every error that taskq reports to a caller."""
@@ -32,6 +38,10 @@ class DecodeError(TaskQError, ValueError):
 
 class TaskNotFoundError(TaskQError, LookupError):
     """No task of that name is registered."""
+
+
+class ScheduleNotFoundError(TaskQError, LookupError):
+    """There is no schedule of that name."""
 
 
 class IllegalMoveError(TaskQError):
@@ -153,7 +163,7 @@ class Steering(BaseException):
 
 
 class RetryRequested(Steering):
-    """Run again later; raised as ``raise ctx.retry(...)``. Counts as a failed attempt."""
+    """Run again later; raised by ``ctx.retry(...)``. Counts as a failed attempt."""
 
     def __init__(
         self,
@@ -171,24 +181,29 @@ class RetryRequested(Steering):
 
 
 class Snooze(Steering):
-    """Run again in ``seconds``; costs no attempt."""
+    """Run again in ``seconds`` (a number or a ``timedelta``, at most eight years); costs no attempt."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
-        self.seconds = seconds
+        number: object = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        if not isinstance(number, int | float) or not 0 <= number <= _EIGHT_YEARS:
+            raise InvalidArgumentError(
+                f"Snooze({seconds!r}): use 0 to {_EIGHT_YEARS:g} seconds, or a timedelta"
+            )
+        self.seconds = float(number)
 
 
 class Reject(Steering):
-    """Go to the dead letters at once, whatever retries are left."""
+    """Go to the dead letters at once, whatever retries are left; ``reason`` is a text or an exception."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
         self.reason = reason
 
 
 class Cancel(Steering):
-    """End as cancelled."""
+    """End as cancelled; ``reason`` is a text or an exception."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
         self.reason = reason
