@@ -12,7 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from taskq.errors import ConfigurationError
 from taskq.job import Job, Outcome, Reservation, Settlement, State
+from taskq.limits import Limits
+
+#: What can be paused.
+Scope = Literal["queue", "task", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class Taken(NamedTuple):
     """What one take brought."""
 
     reservations: list[Reservation]
-    next_due: float | None  #: when the next scheduled job of these queues is due, where known
+    next_due: float | None  #: when the next job of these queues is due or has room again, where known
 
 
 class Extended(NamedTuple):
@@ -104,6 +109,11 @@ class Backend(abc.ABC):
         SCHEDULED, else PENDING. Pushing an id that is already there changes nothing (a repeat after an unknown
         outcome is safe). Returns, per job, the id that stands for it.
 
+        A job with ``unique`` whose key is held (by the rules of :class:`taskq.job.Unique`, decided in the same write) is not
+        stored: what becomes of it and of the holder is its ``conflict`` policy, and the holder's id stands for it.
+        Of many pushes at once, one gets the key. ``raise`` raises ``DuplicateJobError`` and stores nothing of the
+        batch; jobs that a settle or a schedule pushes are never refused so, but dropped as by ``return``.
+
         Raises ``NotPublishedError`` where none is stored, ``PublishUnknownError`` where that cannot be known.
         """
 
@@ -123,15 +133,21 @@ class Backend(abc.ABC):
     def list_jobs(self, queue: str, state: State, *, limit: int = 100, cursor: str | None = None) -> Page:
         """A bounded slice of the jobs of ``queue`` in ``state``, with their history; changes nothing.
 
-        Pending ones come in the order they would be taken, others oldest first.
+        Pending and scheduled ones come in the order they would be taken, ended ones in the order they ended,
+        others oldest first.
         """
 
     @abc.abstractmethod
     def revive(self, queue: str, ids: Sequence[str] | None = None, *, due: float = 0.0) -> list[str]:
         """Give dead jobs (all of the queue, or those of ``ids``) a new life: generation + 1, attempts 0.
 
-        Each dead job is revived by one caller only. Returns the ids revived, oldest first.
+        Each dead job is revived by one caller only. A job that holds its key until it has ended takes the key
+        again, or stays dead where another job holds it by now. Returns the ids revived, oldest first.
         """
+
+    @abc.abstractmethod
+    def hasten(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """Make scheduled jobs due now; returns the ids of those that were scheduled."""
 
     @abc.abstractmethod
     def purge(self, queue: str, state: State) -> int:
@@ -142,20 +158,42 @@ class Backend(abc.ABC):
         """Delete ended jobs and their results; returns how many."""
 
     @abc.abstractmethod
-    def pause(self, queue: str) -> None:
-        """Lend no more jobs of ``queue``, on every worker, until resumed. Idempotent."""
+    def pause(self, name: str, what: Scope = "queue") -> None:
+        """Lend no more jobs of this queue, task or key, on every worker, until resumed. Idempotent.
+
+        A key is that of ``Job.lane``, in every queue and of every task. What is lent already goes on.
+        """
 
     @abc.abstractmethod
-    def resume(self, queue: str) -> None:
-        """Undo :meth:`pause`. Idempotent."""
+    def resume(self, name: str, what: Scope = "queue") -> None:
+        """Undo :meth:`pause`; the jobs have the places they had. Idempotent."""
 
     @abc.abstractmethod
-    def paused(self) -> set[str]:
-        """The queues that are paused."""
+    def paused(self, what: Scope = "queue") -> set[str]:
+        """The queues, tasks or keys that are paused."""
+
+    def declare_limits(self, limits: Sequence[Limits]) -> list[str]:
+        """Make these the limits of their tasks, for the jobs that wait already too: the last declaration wins.
+
+        Returns the tasks whose limits this changed. They bind every take on every worker: see
+        :meth:`Consumer.take`. To be called before a job with a ``lane`` is pushed, also with no limits at all:
+        raises ``ConfigurationError`` where the backend has no lanes.
+        """
+        raise ConfigurationError(
+            f"limits, keys and fair shares need a backend that keeps lanes; {self.capabilities.name} has none"
+        )
+
+    def limits(self) -> dict[str, Limits]:
+        """The limits declared last, by task."""
+        return {}
 
     @abc.abstractmethod
     def cancel(self, ids: Sequence[str], *, reason: str = "") -> dict[str, Cancellation]:
-        """Cancel jobs: waiting ones end now, running ones are asked to through their worker's session."""
+        """Cancel jobs: waiting ones end now, running ones are asked to through their worker's session.
+
+        A running job may still complete or fail for good. If it would wait again instead (a retry, a snooze, given
+        back, lost with its worker), it ends CANCELLED. Asking also ends a blocked ``take`` of its worker.
+        """
 
     @abc.abstractmethod
     def reclaim(self, *, limit: int = 500) -> Reclaimed:
@@ -191,7 +229,14 @@ class Consumer(abc.ABC):
         share left unused. A paused queue lends nothing. Atomic: no job is lent twice while its lease lives. A
         job past ``expires`` is not lent but ends CANCELLED with the error ``expired``. The reservations come in
         the order they should run. Waiting costs no busy polling; :meth:`wake` ends it early. ``job_id`` takes
-        that job alone, if it is pending.
+        that job alone, if it is pending and has room.
+
+        Jobs with a ``lane``: within a priority of a queue, lanes take turns by weight, and the jobs without a
+        lane together as one of weight 1; a lane that was empty is owed nothing. A job is lent only while every
+        limit declared for its task and its key has room, and one of an ordered lane only when all that were
+        pushed into the lane before it have ended; jobs that must wait stand in nobody's way. Room is counted over
+        all workers and comes back with every end of a reservation, ``reclaim`` included. ``next_due`` counts the
+        moment at which time alone makes room.
         """
 
     def credit(self, n: int) -> None:  # noqa: B027 - nothing to do where the server does not push

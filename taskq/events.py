@@ -35,7 +35,7 @@ class Events:
 
     def wanted(self, name: str) -> bool:
         """Whether anybody listens; lets hot paths skip building the fields."""
-        return any(name.startswith(prefix) for prefix, _ in self._subscribers)
+        return bool(self._subscribers) and any(name.startswith(prefix) for prefix, _ in self._subscribers)
 
     def emit(self, name: str, /, **fields: Any) -> None:
         """Announce a fact. A subscriber that raises does not hold up the others, nor the emitter."""

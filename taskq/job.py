@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 #: Queue used where none is named.
 DEFAULT_QUEUE: Final = "tasks"
@@ -81,6 +81,50 @@ class Attempt:
         return f"{self.error_type}: {self.message}" if self.message else self.error_type
 
 
+class Unique(NamedTuple):
+    """The key that a job holds: while it does, a push of another job with that key is a conflict.
+
+    A key is held by one job, whatever happens to it: the job's own state decides, so a key whose job has ended
+    (or is gone) never blocks anybody, unless a ``period`` says so.
+    """
+
+    key: str
+    until: Literal["ended", "started", "period"] = (
+        "ended"  #: ``started``: lent to a worker for the first time
+    )
+    period: float = 0.0  #: held for this long after the push in any case, unless it dies or is cancelled
+    #: What a push that meets this key does. ``return`` and ``raise`` leave the holder alone. ``replace`` cancels a
+    #: holder that waits; ``reschedule`` gives it the new call's due time (no later than ``latest``, and only if
+    #: it is not due yet) and arguments; both return a holder that does not wait.
+    conflict: Literal["return", "raise", "replace", "reschedule"] = "return"
+    latest: float | None = None  #: a holder is never put off beyond this time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """What a job waits for besides its due time; worked out by the producer, so that lending needs no task's code.
+
+    Jobs of one queue and priority with the same ``task`` and ``key`` wait in one line. Lines are served by weight.
+    A job without a lane waits for nothing, and costs nothing.
+    """
+
+    task: str = ""  #: whose declared limits it is under; empty for none
+    key: str = ""  #: whose line of that task it is in: a tenant, an account; empty for the line of all others
+    weight: float = 1.0  #: share of this line among those of the queue; the latest push decides
+    ordered: bool = False  #: starts only when everything pushed before it into the line has ended
+
+    @property
+    def name(self) -> str:
+        """One text that tells this line from others; :meth:`parse` reads it."""
+        return f"{'=' if self.ordered else '-'}{self.task}\x1f{self.key}"
+
+    @staticmethod
+    def parse(name: str, weight: float = 1.0) -> Lane:
+        """The lane that ``name`` stands for."""
+        task, _, key = name[1:].partition("\x1f")
+        return Lane(task=task, key=key, weight=weight, ordered=name[0] == "=")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One intended run of a task, or one payload of a plain queue."""
@@ -99,6 +143,8 @@ class Job:
     keep: float = 3600.0  #: how long the finished job and its result are remembered; 0 not at all
     headers: Mapping[str, Any] = field(default_factory=dict)  #: the user's; the framework never reads them
     created: float = 0.0
+    unique: Unique | None = None  #: the key it holds, if any
+    lane: Lane | None = None  #: limits, sequence and fair share; ``None`` for jobs that have none
 
     state: State = State.PENDING
     attempts: int = 0  #: runs that ended badly, in this generation
@@ -147,6 +193,7 @@ class Outcome:
     queue: str | None = None  #: for RETRY: move to this queue
     priority: int | None = None  #: for RETRY: change to this priority
     pushes: tuple[Job, ...] = ()  #: jobs stored by the same write, only if this settles
+    suspect: bool = False  #: for RELEASE: it may be what ended its process; ``losses + 1``
 
 
 class Settlement(enum.Enum):

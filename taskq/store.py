@@ -1,10 +1,11 @@
-"""The seam to what outlives a delivery: results, workers; on the embedded and database backends the same object."""
+"""The seam to what outlives a delivery: results, workers, schedules; on the embedded and database backends the same object."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from taskq.job import Job
 
@@ -24,8 +25,24 @@ class WorkerInfo:
     running: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRecord:
+    """What is remembered of a schedule."""
+
+    name: str
+    revision: int = 0  #: grows with every write; 0: not stored yet
+    definition: Mapping[str, Any]  #: what to run and when, in plain values; the store never reads it
+    dealt: float  #: the latest instant that was decided about, or since when instants count
+    paused: bool = False
+    declared: float | None = (
+        None  #: when a worker last said that its code declares it; ``None``: made at run time
+    )
+    fired: float | None = None  #: the latest instant that stored a job
+    job_id: str | None = None  #: and that job
+
+
 class Store(abc.ABC):
-    """Remembers jobs and workers. All methods are thread-safe."""
+    """Remembers jobs, workers and schedules. All methods are thread-safe."""
 
     @abc.abstractmethod
     def find(self, job_id: str) -> Job | None:
@@ -55,10 +72,17 @@ class Store(abc.ABC):
         """The worker has left in good order."""
 
     @abc.abstractmethod
-    def tick(self, schedule: str, instant: float) -> bool:
-        """Claim one instant of a schedule: true for exactly one caller, and never for an instant at or before
-        one that was claimed."""
+    def schedules(self) -> list[ScheduleRecord]:
+        """Every schedule, by name."""
 
     @abc.abstractmethod
-    def last_tick(self, schedule: str) -> float | None:
-        """The latest claimed instant of a schedule."""
+    def write_schedule(self, record: ScheduleRecord, jobs: Sequence[Job] = ()) -> bool:
+        """Store ``record`` as the next revision, and push ``jobs``, in one write.
+
+        Only if the stored revision is that of ``record`` (0: nothing is stored); else nothing happens and the
+        answer is false. So of all who saw an instant come due, one stores its job.
+        """
+
+    @abc.abstractmethod
+    def remove_schedule(self, name: str) -> bool:
+        """Forget a schedule; whether it was there. Jobs that it has stored stay."""
