@@ -1,3 +1,53 @@
 """The places jobs can be kept. One room per system; each driver is imported in its own room only."""
 
 from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any, Final
+
+from taskq.backend import Backend
+from taskq.clock import SYSTEM_CLOCK, Clock
+from taskq.errors import ConfigurationError
+
+#: URL scheme to the module that opens it; ``None`` where this version has none.
+#: Such a module has ``open_url(url, *, clock, **options) -> Backend``.
+SCHEMES: Final[dict[str, str | None]] = {
+    "sqlite": "taskq.backends.sqlite",
+    "file": "taskq.backends.sqlite",
+    "memory": "taskq.backends.memory",
+    "mongodb": None,
+    "amqp": None,
+    "amqps": None,
+    "kafka": None,
+}
+
+
+def from_url(
+    url: str, *, clock: Clock = SYSTEM_CLOCK, publish_timeout: float | None = None, **options: Any
+) -> Backend:
+    """The backend that ``url`` names. Opens nothing yet; a push may take ``publish_timeout`` seconds; ``options``
+    are the backend's own.
+
+    Raises ``ConfigurationError`` for a scheme, parameter or option that is not known.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise ConfigurationError(f"{url!r} is not a backend URL; write it as sqlite:///taskq.db")
+    scheme = scheme.lower()
+    if scheme not in SCHEMES:
+        raise ConfigurationError(f"no backend has the scheme {scheme!r}{suggestion(scheme, list(SCHEMES))}")
+    module = SCHEMES[scheme]
+    if module is None:
+        raise ConfigurationError(f"{scheme}:// is not available in this version; use sqlite:// or memory://")
+    backend = importlib.import_module(module).open_url(
+        url, clock=clock, publish_timeout=publish_timeout, **options
+    )
+    assert isinstance(backend, Backend)
+    return backend
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """The tail of an error about an unknown ``name``: the nearest known one, else all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
