@@ -1,0 +1,77 @@
+"""Unique keys: a push that meets one does what the key's rules say, in the transaction of the push."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from taskq.backends import holding, moves
+from taskq.backends.holding import Hold, Meeting
+from taskq.backends.sqlite import queries, rows
+from taskq.backends.sqlite.change import STAGED, Change
+from taskq.backends.sqlite.rows import Row
+from taskq.job import Job
+
+#: Later than any time a key is held to.
+_EVER: Final = 9e15
+
+
+def store(change: Change, jobs: Sequence[Job], *, may_refuse: bool = False) -> list[str]:
+    """Store jobs, each by the rules of its key; returns the id that stands for each."""
+    return [_store(change, job, may_refuse=may_refuse) for job in jobs]
+
+
+def retake(change: Change, job: Job) -> bool:
+    """Before a revival: take the job's key again; false where another holds it."""
+    if job.unique is None or not holding.retakes(job):
+        return True
+    hold, row = _look(change, job.unique.key)
+    holder = rows.full(row) if row else None
+    if hold and hold.job_id != job.id and holding.holds(hold, holder, change.now):
+        return False
+    change.db.execute(queries.HOLD, (job.unique.key, job.id, job.unique.until, 0.0, None))
+    return True
+
+
+def tidy(change: Change) -> int:
+    """Forget keys whose period is over and whose job is gone or has ended; returns how many were looked at."""
+    spent = change.db.execute(queries.SPENT, (change.now, STAGED)).fetchall()
+    change.db.executemany(queries.DROP_KEY, [(key,) for key, alive in spent if not alive])
+    change.db.executemany(queries.END_PERIOD, [(key,) for key, alive in spent if alive])
+    return len(spent)
+
+
+def _store(change: Change, job: Job, *, may_refuse: bool) -> str:
+    standing = _meet(change, job, may_refuse=may_refuse) if job.unique else None
+    if standing is not None:
+        return standing
+    stored = change.insert([rows.inserted(job, change.now)])
+    if stored and job.unique is not None:
+        change.db.execute(queries.HOLD, (job.unique.key, *holding.taken(job, change.now)))
+    return job.id
+
+
+def _meet(change: Change, job: Job, *, may_refuse: bool) -> str | None:
+    """Deal with the holder of the job's key; returns the id that stands for the job, ``None`` to store it."""
+    hold, row = _look(change, job.unique.key if job.unique else "")
+    holder = rows.full(row) if row else None
+    meeting = holding.meet(job, hold, holder, change.now)
+    if hold is None or meeting is Meeting.FREE:
+        return None
+    if meeting is Meeting.REFUSED and may_refuse:
+        holding.refuse(job, hold.job_id)
+    if row and holder and meeting is Meeting.REPLACE:
+        change.move(row, moves.Move(holding.replaced(holder, job, change.now)))
+        return None
+    if row and holder and meeting is Meeting.RESCHEDULE:
+        change.reschedule(row, holding.rescheduled(holder, job, hold.latest, change.now))
+    return hold.job_id
+
+
+def _look(change: Change, key: str) -> tuple[Hold | None, Row | None]:
+    found = change.db.execute(queries.HOLDER, (key,)).fetchone()
+    if found is None:
+        return None, None
+    hold = Hold(*found)
+    return hold, change.db.execute(queries.BY_ID, (json.dumps([hold.job_id]),)).fetchone()
