@@ -1,0 +1,95 @@
+"""The backends that the contract is held against, one small case each.
+
+A new backend adds one case here and nothing elsewhere: tests ask a case for its capabilities, never for its name.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+from taskq.backend import Backend, Capabilities
+from taskq.backends import from_url
+from taskq.clock import Clock, FrozenClock
+from taskq.job import Lane
+
+
+class BackendCase:
+    """How to open one kind of backend in a fresh place, and again in the same place."""
+
+    name: str
+
+    def url(self, place: Path) -> str:
+        raise NotImplementedError
+
+    def open(self, place: Path, clock: Clock, **options) -> Backend:
+        """Open what is at ``place``, a directory of the test's own; called again, it finds what is there."""
+        return from_url(self.url(place), clock=clock, **options)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        backend = self.open(Path("/nowhere"), FrozenClock())
+        try:
+            return backend.capabilities
+        finally:
+            backend.close()
+
+    def absent(self) -> str | None:
+        """Why it cannot be tested here (no server), if so."""
+        return None
+
+    def pass_time(self, clock: FrozenClock, seconds: float) -> None:
+        """Let ``seconds`` pass, for a backend whose clock is an argument; others must wait."""
+        clock.advance(seconds)
+
+    def verify(self, place: Path) -> None:
+        """Fail if what is at ``place`` is damaged, where the backend can tell."""
+
+
+class MemoryCase(BackendCase):
+    name = "memory"
+
+    def url(self, place):
+        return "memory://"
+
+
+class SQLiteCase(BackendCase):
+    name = "sqlite"
+
+    def url(self, place):
+        return f"sqlite:///{place}/jobs.db"
+
+    def verify(self, place):
+        with closing(sqlite3.connect(place / "jobs.db")) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            counted = db.execute("SELECT queue, state, n FROM counter WHERE n <> 0 ORDER BY 1, 2").fetchall()
+            there = db.execute(
+                "SELECT queue, state, count(*) FROM job GROUP BY 1, 2 ORDER BY 1, 2"
+            ).fetchall()
+            assert counted == there
+            _check_lanes(db)
+            assert not db.execute("SELECT 1 FROM attempt WHERE seq NOT IN (SELECT seq FROM job)").fetchall()
+
+
+def _check_lanes(db):
+    """The accounts of lanes and gates are what the jobs add up to."""
+    kept = db.execute(
+        "SELECT name, queue, rank, pending FROM lane WHERE pending <> 0 ORDER BY 1, 2, 3"
+    ).fetchall()
+    there = db.execute(
+        "SELECT lane, queue, rank, count(*) FROM job WHERE state = 0 AND lane >= '-' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    ).fetchall()
+    assert kept == there
+    lent = Counter()
+    for name, unnoted in db.execute("SELECT lane, started IS NULL FROM job WHERE state = 1 AND lane >= '-'"):
+        task = Lane.parse(name).task
+        for gate in (task, name[1:]) if task else ():
+            lent[gate] += 1
+            lent[gate, "unseen"] += unnoted
+    for name, running, unseen in db.execute("SELECT name, running, unseen FROM gate"):
+        assert (running, unseen) == (lent[name], lent[name, "unseen"]), name
+
+
+CASES = [MemoryCase(), SQLiteCase()]
