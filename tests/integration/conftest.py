@@ -1,0 +1,40 @@
+"""A bench for whoever tests real workers."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.workers import Bench, set_up
+
+
+@pytest.fixture
+def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
+    with set_up(tmp_path) as bench:
+        yield bench
+
+
+#: Real processes for seconds on end: one Python is enough for these.
+_SLOW = frozenset(
+    {
+        "test_bodies",
+        "test_crash_points",
+        "test_group_kills",
+        "test_leases",
+        "test_limits",
+        "test_rough_use",
+        "test_schedules",
+        "test_shutdown",
+        "test_store_away",
+        "test_unique",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow by its file."""
+    for item in items:
+        if item.path.stem in _SLOW:
+            item.add_marker("slow")
