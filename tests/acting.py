@@ -57,6 +57,12 @@ def perform(step: list[Any], ctx: Context) -> Any:  # noqa: C901
             except SoftTimeLimit:
                 return "tidied"
             return "in time"
+        case ["tidy spinning"]:
+            try:
+                while True:
+                    sum(range(100))
+            except SoftTimeLimit:
+                return "tidied"
         case ["hog", seconds]:
             return hog(seconds)
         case ["exit", status]:

@@ -209,9 +209,8 @@ def test_short_jobs_do_not_wait_behind_a_long_one_of_another_worker(bench: Bench
 def test_a_soft_limit_can_be_caught_and_ends_once(bench: Bench, pool: str) -> None:
     with bench.working("--pool", pool):
         # A pool thread notices at its next bytecode: not inside one long wait.
-        step = ["stubborn", 1.0] if pool == "thread" else ["tidy", 20]
-        result = bench.send("act_soft", step)
-        assert result.get(20) == ("stubborn" if pool == "thread" else "tidied")
+        result = bench.send("act_soft", ["tidy spinning"] if pool == "thread" else ["tidy", 20])
+        assert result.get(20) == "tidied"
 
     assert result.attempts == ()
 
