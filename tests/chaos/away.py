@@ -33,7 +33,9 @@ def main() -> int:
             for _ in range(20):
                 bench.app.enqueue_many(count.s(number) for number in range(1_000))
             eventually(lambda: not bench.app.backend.size("tasks"), within=60)
-            held = [bench.send("act", ["chatter", given.seconds]) for _ in range(2)]
+            # Nobody can renew a lease meanwhile: theirs must outlast the refusal.
+            lease = 2 * given.seconds + 60
+            held = [bench.send("act", ["chatter", given.seconds], visibility_timeout=lease) for _ in range(2)]
             eventually(lambda: all(bench.ledger.starts()[result.id] for result in held))
             refuse.touch()
             sizes, pushed, until = [resident(worker.pid)], 0, time.monotonic() + given.seconds
@@ -44,9 +46,12 @@ def main() -> int:
             refuse.unlink()
             began = time.monotonic()
             for result in held:
-                result.get(60)
+                result.get(60 + given.seconds)
             waits = (State.PENDING, State.RESERVED)
-            eventually(lambda: not any(bench.app.backend.size("tasks", state) for state in waits), within=120)
+            eventually(
+                lambda: not any(bench.app.backend.size("tasks", state) for state in waits),
+                within=120 + given.seconds,
+            )
             resumed = time.monotonic() - began
             status = worker.stop()
         ended = {state: bench.app.backend.size("tasks", state) for state in State}
