@@ -12,7 +12,6 @@ import gc
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -201,6 +200,7 @@ def main(spec: ChildSpec, sock: socket.socket, memory: Any, life: Any, lock: Any
         app = load(spec, end)
         if app is None:
             return
+        from taskq.worker.limits import end_process
         from taskq.worker.slots import Slots, map_memory
 
         slots = Slots(map_memory(memory.detach(), spec.lanes), lock)
@@ -210,10 +210,7 @@ def main(spec: ChildSpec, sock: socket.socket, memory: Any, life: Any, lock: Any
         child.serve(lambda: os._exit(ORPHANED))
         app.close()
         # Threads that tasks have left behind must not keep the process, and with it the worker, from ending.
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(0)
+        end_process(0)
     except Closed:
         os._exit(ORPHANED)
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from taskq.errors import JobCancelled, ShutdownRequested, SoftTimeLimit, TimeLimitExceeded
 
@@ -43,6 +43,14 @@ def exception_for(kind: str) -> BaseException:
     return _RAISES[kind](kind)
 
 
+def end_process(status: int) -> NoReturn:
+    """End this process now: what was printed is written, nobody else's threads are waited for."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
 def in_this_process(body: Callable[[], Any]) -> Any:
     """Call ``body``. A copy of the process that it forks ends where the body ends, and runs nobody else's jobs."""
     pid = os.getpid()
@@ -57,10 +65,7 @@ def in_this_process(body: Callable[[], Any]) -> Any:
         raise
     finally:
         if os.getpid() != pid:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
+            end_process(status)
 
 
 class Interrupter(Protocol):

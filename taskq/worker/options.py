@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
 from taskq.errors import ConfigurationError
+from taskq.options import check_queue
 from taskq.settings import LOG_FORMATS, LOG_LEVELS, POOLS, Settings, suggestion
 
-_QUEUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: A weight above this gives no finer shares, only a longer turn.
 MAX_WEIGHT: Final = 1000
 #: Coroutines at once: of the async pool, and of a child of a process pool whose app has ``async def`` tasks.
@@ -108,10 +107,7 @@ def parse_queues(text: str) -> Mapping[str, int]:
 
 def check_share(queue: str, weight: int) -> None:
     """Refuse a queue name that a backend could not carry, and a weight out of range."""
-    if not _QUEUE.fullmatch(queue):
-        raise ConfigurationError(
-            f"queue name {queue!r}: use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit"
-        )
+    check_queue(queue)
     if isinstance(weight, bool) or not 1 <= weight <= MAX_WEIGHT:
         raise ConfigurationError(f"weight {weight} of queue {queue!r}: use 1 to {MAX_WEIGHT}")
 
