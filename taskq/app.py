@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from taskq import backends
-from taskq.backend import Backend
+from taskq.backend import Backend, store_needed
 from taskq.declaring import TaskDecorator, add_task, decorator
-from taskq.errors import ConfigurationError, InvalidArgumentError, TaskNotFoundError
+from taskq.errors import InvalidArgumentError, TaskNotFoundError
 from taskq.events import Events, Subscriber
 from taskq.inspector import Inspector
 from taskq.job import DEFAULT_QUEUE, Job
@@ -106,9 +106,7 @@ class TaskQ:
         """The store, or a ``ConfigurationError`` that names what wants it."""
         store = self.store
         if store is None:
-            raise ConfigurationError(
-                f"{feature} need a store beside {self.name}: TaskQ(url, store='mongodb://…') or TASKQ_STORE_URL"
-            )
+            raise store_needed(feature, self.name)
         return store
 
     def enqueue(self, jobs: Sequence[Job]) -> list[str]:

@@ -279,3 +279,10 @@ class Consumer(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End the session. Idempotent. What is still lent comes back when its lease runs out."""
+
+
+def store_needed(feature: str, location: str) -> ConfigurationError:
+    """The error of what only a store can do, on a backend that has none beside it."""
+    return ConfigurationError(
+        f"{feature} need a store beside {location}: TaskQ(url, store='mongodb://…') or TASKQ_STORE_URL"
+    )
