@@ -114,6 +114,9 @@ class Backend(abc.ABC):
         Of many pushes at once, one gets the key. ``raise`` raises ``DuplicateJobError`` and stores nothing of the
         batch; jobs that a settle or a schedule pushes are never refused so, but dropped as by ``return``.
 
+        A job whose line has as many waiting jobs as its ``lane`` allows meets its ``overflow`` policy, in the same write;
+        ``raise`` raises ``LineFullError`` for pushes by callers, and drops the job for those of a settle or schedule.
+
         Raises ``NotPublishedError`` where none is stored, ``PublishUnknownError`` where that cannot be known.
         """
 

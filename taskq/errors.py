@@ -103,6 +103,10 @@ class DuplicateJobError(TaskQError):
         self.job_id = job_id
 
 
+class LineFullError(TaskQError):
+    """As many jobs as ``max_waiting`` allows wait already, and the overflow policy is to raise."""
+
+
 # -- what a result says ---------------------------------------------------------------
 
 

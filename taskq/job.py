@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -112,6 +112,11 @@ class Lane:
     key: str = ""  #: whose line of that task it is in: a tenant, an account; empty for the line of all others
     weight: float = 1.0  #: share of this line among those of the queue; the latest push decides
     ordered: bool = False  #: starts only when everything pushed before it into the line has ended
+    #: A push that finds this many pending jobs in the line (of all queues) meets its ``overflow`` policy: ``raise``
+    #: stores nothing of the batch, ``drop_newest`` stores the job as cancelled, ``drop_oldest`` cancels the job of
+    #: the lowest priority that is due longest. Jobs that become due later, and retries, always enter.
+    most: int | None = None
+    overflow: Literal["raise", "drop_newest", "drop_oldest"] = "raise"
 
     @property
     def name(self) -> str:
@@ -123,6 +128,16 @@ class Lane:
         """The lane that ``name`` stands for."""
         task, _, key = name[1:].partition("\x1f")
         return Lane(task=task, key=key, weight=weight, ordered=name[0] == "=")
+
+    def packed(self) -> list[Any]:
+        """Plain values, to send elsewhere; :meth:`unpacked` reads them."""
+        return [self.name, self.weight, self.most, self.overflow]
+
+    @staticmethod
+    def unpacked(values: Sequence[Any]) -> Lane:
+        """The lane of :meth:`packed`."""
+        name, weight, most, overflow = values
+        return replace(Lane.parse(name, weight), most=most, overflow=overflow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 from uuid import UUID
 
 from taskq.errors import InvalidArgumentError
@@ -19,6 +19,7 @@ Key = str | int | UUID
 #: Where a task's keys come from: the name of a parameter, or a callable that is given the call's arguments.
 KeySource = str | Callable[..., Key | None]
 WeightSource = float | Callable[..., float]
+Overflow = Literal["raise", "drop_newest", "drop_oldest"]
 
 #: Longest key, in characters.
 MAX_KEY: Final = 200
@@ -94,6 +95,8 @@ class Declared:
     key: KeySource | None = None
     fairness_key: KeySource | None = None
     weight: WeightSource | None = None
+    most: int | None = None
+    overflow: Overflow = "raise"
 
     def limits(self, task: str) -> Limits:
         """The numbers, for the backend to keep."""
@@ -113,7 +116,8 @@ class Declared:
     @property
     def limited(self) -> bool:
         """Whether its jobs are under limits, and not only sharing."""
-        return self.per_key or self.ordered or self.rate is not None or self.concurrency is not None
+        bounds = (self.rate, self.concurrency, self.most)
+        return self.per_key or self.ordered or any(bound is not None for bound in bounds)
 
 
 NOTHING: Final = Declared()
@@ -195,6 +199,8 @@ def declared(given: Mapping[str, Any]) -> Declared | None:
         raise InvalidArgumentError(
             "limits per key need key=, not fairness_key=; its keys share fairly as well"
         )
+    if "overflow" in found and "most" not in found:
+        raise InvalidArgumentError(f"overflow={found['overflow']!r} needs max_waiting=, how many may wait")
     if not found.get("ordered"):
         found.pop("ordered", None)
     return Declared(**found) if found else None
@@ -223,7 +229,14 @@ def lane(
         return None
     if weight is None and limits.weight is not None:
         weight = check_weight(value(limits.weight))
-    return Lane(task=task if limits.limited else "", key=line, weight=weight or 1.0, ordered=limits.ordered)
+    return Lane(
+        task=task if limits.limited else "",
+        key=line,
+        weight=weight or 1.0,
+        ordered=limits.ordered,
+        most=limits.most,
+        overflow=limits.overflow,
+    )
 
 
 def _optional_key(name: str, value: object) -> str | None:
@@ -261,7 +274,18 @@ def _weight(name: str, value: object) -> object:
     return value if callable(value) else check_weight(value)
 
 
-_FIELDS: Final = {"rate_limit": "rate", "key_rate_limit": "key_rate"}
+def _overflow(name: str, value: object) -> object:
+    if value in _OVERFLOWS:
+        return value
+    near = difflib.get_close_matches(str(value), _OVERFLOWS, n=1)
+    raise InvalidArgumentError(
+        f"{name}={value!r}: use one of {', '.join(map(repr, _OVERFLOWS))}"
+        + (f" (did you mean {near[0]!r}?)" if near else "")
+    )
+
+
+_OVERFLOWS: Final = get_args(Overflow)
+_FIELDS: Final = {"rate_limit": "rate", "key_rate_limit": "key_rate", "max_waiting": "most"}
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "rate_limit": parse_rate,
     "concurrency": _count,
@@ -271,4 +295,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "key": _source,
     "fairness_key": _source,
     "weight": _weight,
+    "max_waiting": _count,
+    "overflow": _overflow,
 }

@@ -14,7 +14,17 @@ import msgpack
 from taskq.clock import Duration, seconds
 from taskq.errors import InvalidArgumentError
 from taskq.job import MAX_PRIORITY
-from taskq.limits import Declared, Key, KeySource, RateLimit, WeightSource, check_key, check_weight, declared
+from taskq.limits import (
+    Declared,
+    Key,
+    KeySource,
+    Overflow,
+    RateLimit,
+    WeightSource,
+    check_key,
+    check_weight,
+    declared,
+)
 from taskq.settings import suggestion
 from taskq.timetable import SCHEDULE_KEYWORDS, ScheduleKeywords, Timetable, check_schedule
 from taskq.unique import UNIQUE_KEYWORDS, UniqueKeywords, check_unique
@@ -152,6 +162,8 @@ class TaskKeywords(UniqueKeywords, ScheduleKeywords, total=False):
     ordered: bool
     fairness_key: KeySource
     weight: WeightSource
+    max_waiting: int
+    overflow: Overflow
 
 
 #: Keywords that describe the retry policy and are handed to it as they are.

@@ -163,7 +163,7 @@ def unpack_job(packed: Mapping[str, Any], moment: float, now: float) -> Job:
         created=now,
         due=due,
         expires=None if expires is None else due + expires,
-        lane=None if lane is None else Lane.parse(*lane),
+        lane=None if lane is None else Lane.unpacked(lane),
     )
 
 
@@ -199,7 +199,7 @@ def pack_job(job: Job) -> dict[str, Any]:
         "delay": max(0.0, _since(job.created, job.due)) if job.due else 0.0,
         "expires_in": None if job.expires is None else _since(job.created, job.expires),
         "unique": None if unique is None else list(unique),
-        "lane": None if job.lane is None else [job.lane.name, job.lane.weight],
+        "lane": None if job.lane is None else job.lane.packed(),
     }
 
 

@@ -68,6 +68,10 @@ class Lanes:
                     gate.cap, gate.rate = each.key_concurrency, each.key_rate
         return [each.task for each in changed]
 
+    def waiting(self, lane: Lane) -> int:
+        """How many jobs wait in the line, in all queues."""
+        return sum(n for (_, name, _), n in self._counts.items() if name == lane.name)
+
     # -- what happens to jobs ---------------------------------------------------------
 
     def moved(self, row: Row, before: Job | None, after: Job | None) -> None:

@@ -109,7 +109,7 @@ def unpack_result(packed: list[Any], reservation: Reservation) -> Outcome:
 
 
 def _pack_declared(job: Job) -> list[Any]:
-    lane = None if job.lane is None else [job.lane.name, job.lane.weight]
+    lane = None if job.lane is None else job.lane.packed()
     return [*_declared(job), lane]
 
 
@@ -120,5 +120,5 @@ def _unpack_declared(packed: list[Any]) -> Job:
     return Job(
         **fields,
         unique=None if unique is None else Unique(*unique),
-        lane=None if lane is None else Lane.parse(*lane),
+        lane=None if lane is None else Lane.unpacked(lane),
     )

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from taskq.backend import Note
-from taskq.job import Lane, State, Verdict
+from taskq.errors import LineFullError
+from taskq.job import Lane, Settlement, State, Unique, Verdict
 from taskq.limits import Limits, Rate
 from tests.conftest import eventually
 from tests.contract.acts import (
@@ -648,3 +649,118 @@ def test_keeping_house_forgets_no_limit(backend, consumer, declare, later):
     later(30)
     eventually(lambda: backend.housekeep() != 0.0)
     assert lanes_of(take(consumer)) == ["a"]
+
+
+# -- overflow -------------------------------------------------------------------------
+
+
+def bounded(name="", overflow="raise", most=3):
+    return Lane(task="t", key=name, most=most, overflow=overflow)
+
+
+def test_a_full_line_refuses_a_push_and_stores_nothing_of_its_batch(backend):
+    backend.push(jobs(3, lane=bounded("a")))
+
+    with pytest.raises(LineFullError, match="'a' wait already"):
+        backend.push([job(), job(lane=bounded("a"))])
+    with pytest.raises(LineFullError):
+        backend.push(jobs(4, lane=bounded("b")))
+
+    assert states(backend) == {"pending": 3}
+    backend.push([*jobs(3, lane=bounded("b")), *jobs(5)])
+    assert states(backend) == {"pending": 11}
+
+
+def test_the_newest_or_the_oldest_of_a_full_line_is_dropped_by_name(backend, later):
+    first = []
+    for _ in range(3):
+        (job_id,) = backend.push([job(lane=bounded("a", "drop_newest"))])
+        first.append(job_id)
+        later(1)
+    new = job(lane=bounded("a", "drop_newest"))
+
+    assert backend.push([new]) == [new.id]
+    dropped = backend.find(new.id)
+    assert (dropped.state, dropped.error) == (State.CANCELLED, "cancelled: the line is full")
+    assert ids(listed(backend, "tasks", State.PENDING)) == first
+
+    newer = job(lane=bounded("a", "drop_oldest"), priority=2)
+    backend.push([newer])
+    assert backend.find(first[0]).error == f"cancelled: the line is full, {newer.id} came"
+    assert set(ids(listed(backend, "tasks", State.PENDING))) == {newer.id, *first[1:]}
+    assert backend.wait([new.id, first[0]], 0) == [new.id, first[0]]
+
+
+def test_what_is_lent_due_later_or_retried_is_not_counted(backend, consumer, clock):
+    backend.push(jobs(3, lane=bounded()))
+    lent = take(consumer, 2)
+    backend.push(jobs(2, lane=bounded()))
+    backend.push(jobs(5, lane=bounded(), due=clock.now() + 60))
+    for reservation in lent:
+        settle(consumer, failure(reservation))
+
+    assert states(backend) == {"pending": 5, "scheduled": 5}
+    with pytest.raises(LineFullError):
+        backend.push([job(lane=bounded())])
+
+
+def test_pausing_a_task_makes_no_room_in_its_lines(backend, consumer):
+    backend.push(jobs(3, lane=bounded("a", "drop_oldest"), task="t"))
+    backend.pause("t", "task")
+    assert take(consumer) == []
+
+    newest = backend.push(jobs(2, lane=bounded("a", "drop_oldest"), task="t"))
+
+    assert states(backend) == {"pending": 3, "cancelled": 2}
+    backend.resume("t", "task")
+    assert set(newest) < set(ids(take(consumer)))
+
+
+def test_pushing_an_id_again_meets_no_bound(backend):
+    there = jobs(3, lane=bounded())
+    backend.push(there)
+
+    assert backend.push(there) == ids(there)
+    assert states(backend) == {"pending": 3}
+
+
+def test_a_settle_drops_what_would_be_refused(backend, consumer):
+    backend.push([*jobs(3, lane=bounded()), job(priority=1, keep=0)])
+    other = take_one(consumer)
+    follow = job(lane=bounded())
+
+    assert consumer.settle([outcome(other, pushes=(follow,))]) == [Settlement.SETTLED]
+
+    assert backend.find(follow.id).state is State.CANCELLED
+
+
+def test_a_dropped_job_keeps_no_unique_key(backend):
+    backend.push(jobs(3, lane=bounded()))
+    lost = job(lane=bounded("", "drop_newest"), unique=Unique("k"))
+    backend.push([lost])
+    again = job(unique=Unique("k"))
+
+    assert backend.push([again]) == [again.id]
+
+
+def test_of_many_pushes_at_once_no_more_wait_than_may(open_backend):
+    backends = (
+        [open_backend() for _ in range(2)] if open_backend().capabilities.shared else [open_backend()] * 2
+    )
+    refused = []
+
+    def push(backend):
+        for _ in range(20):
+            try:
+                backend.push([job(lane=bounded("a", most=10))])
+            except LineFullError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=push, args=(backend,)) for backend in backends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert states(backends[0]) == {"pending": 10}
+    assert len(refused) == 30

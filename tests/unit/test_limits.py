@@ -12,7 +12,7 @@ from taskq.backend import Backend
 from taskq.backends.memory import MemoryBackend
 from taskq.backends.shares import Gate
 from taskq.cli import main
-from taskq.errors import ConfigurationError, InvalidArgumentError
+from taskq.errors import ConfigurationError, InvalidArgumentError, LineFullError, TaskCancelledError
 from taskq.job import Lane
 from taskq.limits import MAX_KEY, Limits, as_facts, from_facts, parse_rate
 from taskq.schedules import declared
@@ -75,6 +75,9 @@ def test_errors_about_rates_name_the_nearest_form(given, said):
         ({"key": "account", "ordered": True, "key_concurrency": 2}, "leave key_concurrency out"),
         ({"fairness_key": "account", "key_concurrency": 2}, "need key="),
         ({"weight": -1}, "use 0.001"),
+        ({"max_waiting": 0}, "at least 1"),
+        ({"overflow": "raise"}, "needs max_waiting="),
+        ({"max_waiting": 5, "overflow": "drop_newer"}, "did you mean 'drop_newest'"),
     ],
 )
 def test_wrong_declarations_say_what_would_be_right(app, options, said):
@@ -113,6 +116,15 @@ def test_a_call_works_out_its_lane(app):
     assert lane_of(keyed, 8, key=9, weight=0.5) == Lane(task="keyed", key="9", weight=0.5, ordered=True)
     assert lane_of(called, ("x", 1)) == Lane(task="called", key="x")
     assert lane_of(shared, "t1") == Lane(key="t1")
+
+    @app.task(name="few", max_waiting=5)
+    def few(account): ...
+
+    @app.task(name="latest", key="account", max_waiting=1, overflow="drop_oldest")
+    def latest(account): ...
+
+    assert lane_of(few, "a") == Lane(task="few", most=5)
+    assert lane_of(latest, "a") == Lane(task="latest", key="a", most=1, overflow="drop_oldest")
     with pytest.raises(InvalidArgumentError, match="give key= with the call"):
         lane_of(called, ("", 1))
     with pytest.raises(InvalidArgumentError, match="contradict"):
@@ -121,6 +133,30 @@ def test_a_call_works_out_its_lane(app):
         lane_of(shared, ["a"])
     with pytest.raises(InvalidArgumentError, match=f"1 to {MAX_KEY}"):
         lane_of(shared, "a\x1f")
+
+
+def test_calls_that_are_too_many_are_refused_or_say_that_they_were_dropped(app):
+    @app.task(name="few", max_waiting=2)
+    def few(n): ...
+
+    @app.task(name="newest", max_waiting=1, overflow="drop_newest")
+    def newest(n): ...
+
+    app.enqueue_many(few.s(n) for n in range(2))
+    with pytest.raises(LineFullError, match="few: 2 jobs wait already"):
+        few.delay(3)
+    newest.delay(1)
+    dropped = newest.delay(2)
+
+    assert dropped.state == "cancelled"
+    with pytest.raises(TaskCancelledError, match="the line is full"):
+        dropped.get(timeout=0)
+
+
+def test_lanes_travel_as_plain_values():
+    lane = Lane(task="t", key="k", weight=2.0, most=7, overflow="drop_newest")
+
+    assert Lane.unpacked(lane.packed()) == lane
 
 
 def test_names_of_lanes_can_be_read_back():

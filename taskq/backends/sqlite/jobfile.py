@@ -146,9 +146,9 @@ class _Push:
     def __init__(self, jobs: Sequence[Job], inserts: list[Row]) -> None:
         self.jobs = jobs
         self.inserts = inserts
-        self.keyed = False  #: whether one of them wants a unique key
+        self.keyed = False  #: whether one of them wants a unique key, or a place in a line that may be full
         for job in jobs:
-            if job.unique is not None:
+            if job.unique is not None or (job.lane is not None and job.lane.most is not None):
                 self.keyed = True
         self.ids = [job.id for job in jobs]  #: that stand for the jobs
         self.done = False

@@ -1,4 +1,4 @@
-"""Unique keys: a push that meets one does what the key's rules say, in the transaction of the push."""
+"""Unique keys and full lines: a push that meets one does what its rules say, in the transaction of the push."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from taskq.backends import holding, moves
+from taskq.backends import holding, moves, overflow
 from taskq.backends.holding import Hold, Meeting
 from taskq.backends.sqlite import queries, rows
+from taskq.backends.sqlite.accounts import ASIDE
 from taskq.backends.sqlite.change import STAGED, Change
 from taskq.backends.sqlite.rows import Row
-from taskq.job import Job
+from taskq.job import Job, Lane
 
 #: Later than any time a key is held to.
 _EVER: Final = 9e15
@@ -46,10 +47,39 @@ def _store(change: Change, job: Job, *, may_refuse: bool) -> str:
     standing = _meet(change, job, may_refuse=may_refuse) if job.unique else None
     if standing is not None:
         return standing
+    lane = overflow.bounded(job, change.now)
+    full = lane is not None and _full(change, job, lane)
+    if lane and full and lane.overflow == "raise" and may_refuse:
+        overflow.refuse(job, lane)
     stored = change.insert([rows.inserted(job, change.now)])
     if stored and job.unique is not None:
         change.db.execute(queries.HOLD, (job.unique.key, *holding.taken(job, change.now)))
+    if stored and full and lane:
+        _spill(change, job, lane)
     return job.id
+
+
+def _full(change: Change, job: Job, lane: Lane) -> bool:
+    """Whether the line of ``job`` is full without it."""
+    change.accounts().flush(change.db)
+    (waiting,) = change.db.execute(queries.WAITING_IN, (lane.name, _aside(lane), lane.most)).fetchone()
+    return waiting >= (lane.most or 0) and not change.db.execute(queries.KNOWN, (job.id,)).fetchone()
+
+
+def _spill(change: Change, job: Job, lane: Lane) -> None:
+    """End the newest or the oldest job of a line that holds one too many."""
+    if lane.overflow == "drop_oldest":
+        chosen = (lane.name, _aside(lane), job.id)
+        row = change.db.execute(queries.OLDEST_IN, chosen).fetchone()
+        change.move(row, moves.Move(overflow.displaced(rows.full(row), job, change.now)))
+    else:
+        row = change.db.execute(queries.BY_ID, (json.dumps([job.id]),)).fetchone()
+        change.move(row, moves.Move(overflow.dropped(rows.full(row), change.now)))
+
+
+def _aside(lane: Lane) -> str:
+    """What the line's jobs are known by where their task was found paused."""
+    return f"{ASIDE}{lane.task}{ASIDE}{lane.name}"
 
 
 def _meet(change: Change, job: Job, *, may_refuse: bool) -> str | None:

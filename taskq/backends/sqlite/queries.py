@@ -218,6 +218,18 @@ FORGET_GATES: Final = """
     )
 """
 
+# How many wait in a line, those included whose task is paused (of them, only as many as matter).
+WAITING_IN: Final = """
+    SELECT coalesce((SELECT sum(pending) FROM lane WHERE name = ?1), 0) + (SELECT count(*) FROM (
+        SELECT 1 FROM job INDEXED BY job_lane WHERE state = 0 AND lane IS NOT NULL AND lane = ?2 LIMIT ?3
+    ))
+"""
+KNOWN: Final = "SELECT 1 FROM job WHERE id = ?"
+OLDEST_IN: Final = f"""
+    SELECT {FULL_COLUMNS} FROM job INDEXED BY job_lane
+    WHERE state = 0 AND lane IS NOT NULL AND lane IN (?, ?) AND id <> ? ORDER BY rank DESC, due, seq LIMIT 1
+"""
+
 # -- settling -------------------------------------------------------------------------
 
 HELD: Final = "SELECT seq, token, state FROM job WHERE seq IN (SELECT value FROM json_each(?))"
