@@ -92,7 +92,9 @@ class TaskQ:
             with self._lock:
                 if self._backend is None:
                     self._backend = backends.from_url(
-                        self._settings.url, publish_timeout=self._settings.publish_timeout
+                        self._settings.url,
+                        store_url=self._settings.store_url,
+                        publish_timeout=self._settings.publish_timeout,
                     )
         return self._backend
 

@@ -242,6 +242,13 @@ class Consumer(abc.ABC):
         moment at which time alone makes room.
         """
 
+    def claim(self, ids: Sequence[str]) -> list[Reservation]:
+        """Reserve those of ``ids`` that are announced, and due to be lent: see :class:`taskq.store.Ledger`.
+
+        Those of a paused queue or task, and of queues that are not open, wait on as ordinary jobs. Atomic for each.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is no session of a ledger")
+
     def credit(self, n: int) -> None:  # noqa: B027 - nothing to do where the server does not push
         """How many jobs this worker can hold at once; steers prefetch where the server pushes."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taskq.backend import Backend
 from taskq.job import Job
 
 
@@ -86,3 +87,23 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def remove_schedule(self, name: str) -> bool:
         """Forget a schedule; whether it was there. Jobs that it has stored stay."""
+
+
+class Ledger(Backend, Store):
+    """A store that can stand beside a broker: it keeps the jobs, and the broker says whose turn it is.
+
+    A job is *announced* while a message about it is on its way. It is PENDING like any other, but ``take`` passes it
+    over: who gets the message claims it (:meth:`taskq.backend.Consumer.claim`). However it waits again later, it is
+    an ordinary job of this store.
+    """
+
+    @abc.abstractmethod
+    def announce(self, jobs: Sequence[Job]) -> list[str]:
+        """Store jobs as ``Backend.push`` does; those that are due and have no lane are announced."""
+
+    @abc.abstractmethod
+    def adopt(self, queue: str, before: float, *, limit: int = 500) -> int:
+        """Let ``take`` lend the announced jobs of ``queue`` that were due before this time, at most ``limit``.
+
+        For those whose message was lost; a message that comes after all finds nothing to claim. Returns how many.
+        """

@@ -9,6 +9,7 @@ from typing import Any, Final
 from taskq.backend import Backend
 from taskq.clock import SYSTEM_CLOCK, Clock
 from taskq.errors import ConfigurationError
+from taskq.store import Ledger
 
 #: URL scheme to the module that opens it; ``None`` where this version has none.
 #: Such a module has ``open_url(url, *, clock, **options) -> Backend``.
@@ -24,13 +25,32 @@ SCHEMES: Final[dict[str, str | None]] = {
 
 
 def from_url(
-    url: str, *, clock: Clock = SYSTEM_CLOCK, publish_timeout: float | None = None, **options: Any
+    url: str,
+    *,
+    store_url: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    publish_timeout: float | None = None,
+    **options: Any,
 ) -> Backend:
-    """The backend that ``url`` names. Opens nothing yet; a push may take ``publish_timeout`` seconds; ``options``
-    are the backend's own.
+    """The backend that ``url`` names, with the store of ``store_url`` beside it if one is given.
 
-    Raises ``ConfigurationError`` for a scheme, parameter or option that is not known.
+    Opens nothing yet; a push may take ``publish_timeout`` seconds; ``options`` are the backend's own. Raises
+    ``ConfigurationError`` for a scheme, parameter or option that is not known.
     """
+    backend = _open(url, clock=clock, publish_timeout=publish_timeout, **options)
+    if store_url is None:
+        return backend
+    from taskq.backends.beside import Beside
+
+    store = _open(store_url, clock=clock, publish_timeout=publish_timeout)
+    if not isinstance(store, Ledger):
+        raise ConfigurationError(
+            f"{store.location} keeps no results, so it cannot be the store beside {backend.location}"
+        )
+    return Beside(backend, store, clock=clock)
+
+
+def _open(url: str, **options: Any) -> Backend:
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise ConfigurationError(f"{url!r} is not a backend URL; write it as sqlite:///taskq.db")
@@ -40,9 +60,7 @@ def from_url(
     module = SCHEMES[scheme]
     if module is None:
         raise ConfigurationError(f"{scheme}:// is not available in this version; use sqlite:// or memory://")
-    backend = importlib.import_module(module).open_url(
-        url, clock=clock, publish_timeout=publish_timeout, **options
-    )
+    backend = importlib.import_module(module).open_url(url, **options)
     assert isinstance(backend, Backend)
     return backend
 

@@ -255,6 +255,7 @@ def facts(app: TaskQ) -> dict[str, Any]:
         "pid": os.getpid(),
         "app": app.name,
         "url": app.settings.url,
+        "store": app.settings.store_url,
         "tasks": tasks,
         "limits": [as_facts(task.limits) for task in app.tasks.values() if task.limits is not None],
         "schedules": declared(app),

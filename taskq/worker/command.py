@@ -144,7 +144,7 @@ def _solo(
 
 def _open_backend(facts: Mapping[str, Any]) -> Backend:
     url = facts["url"]
-    backend = backends.from_url(url)
+    backend = backends.from_url(url, store_url=facts["store"])
     if not backend.capabilities.shared:
         raise ConfigurationError(
             f"{mask(url)} lives in one process, which `taskq worker` is not: use sqlite:///taskq.db, "

@@ -12,8 +12,18 @@ from pathlib import Path
 
 from taskq.backend import Backend, Capabilities
 from taskq.backends import from_url
-from taskq.clock import Clock, FrozenClock
+from taskq.backends.beside import Beside
+from taskq.clock import SYSTEM_CLOCK, Clock, FrozenClock
 from taskq.job import Lane
+
+
+def at(url: str, **options) -> Backend:
+    """The backend that a case's URL names; ``BROKER with STORE`` is one beside the other."""
+    url, _, store_url = url.partition(" with ")
+    if not store_url:
+        return from_url(url, **options)
+    clock = options.get("clock", SYSTEM_CLOCK)
+    return Beside(from_url(url, clock=clock), from_url(store_url, **options), clock=clock)
 
 
 class BackendCase:
@@ -26,7 +36,7 @@ class BackendCase:
 
     def open(self, place: Path, clock: Clock, **options) -> Backend:
         """Open what is at ``place``, a directory of the test's own; called again, it finds what is there."""
-        return from_url(self.url(place), clock=clock, **options)
+        return at(self.url(place), clock=clock, **options)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -92,4 +102,13 @@ def _check_lanes(db):
         assert (running, unseen) == (lent[name], lent[name, "unseen"]), name
 
 
-CASES = [MemoryCase(), SQLiteCase()]
+class BesideCase(SQLiteCase):
+    """A store beside a broker. The part of the broker is played by another file of jobs, which lends as one does."""
+
+    name = "beside"
+
+    def url(self, place):
+        return f"sqlite:///{place}/messages.db with sqlite:///{place}/jobs.db"
+
+
+CASES = [MemoryCase(), SQLiteCase(), BesideCase()]

@@ -6,14 +6,14 @@ import sys
 import threading
 from functools import partial
 
-from taskq.backends import from_url
 from taskq.job import Outcome, Verdict
 from tests.contract.acts import ids, job, jobs
+from tests.contract.backends import at
 
 
 def produce_and_consume(url, name, count):
     """Two threads push ``count`` jobs each, two consume; at the end of input, print what was completed here."""
-    backend = from_url(url)
+    backend = at(url)
     done = threading.Event()
     errors = []
     consumers = [backend.consume({"tasks": 1}, f"{name}-{n}") for n in range(2)]
@@ -59,7 +59,7 @@ def _consume(consumer, done, settled):
 
 def push_for_ever(url):
     """Print the id of each job once it is stored."""
-    backend = from_url(url)
+    backend = at(url)
     while True:
         batch = jobs(3, keep=0.0)
         backend.push(batch[:1])
@@ -70,7 +70,7 @@ def push_for_ever(url):
 
 def work_for_ever(url, worker):
     """Push and complete; print nothing: whoever kills this looks at what is left."""
-    backend = from_url(url)
+    backend = at(url)
     consumer = backend.consume({"tasks": 1}, worker)
     print("ready", flush=True)
     reservations = []
@@ -82,7 +82,7 @@ def work_for_ever(url, worker):
 
 def hold(url, worker):
     """Take what is there and hold it."""
-    backend = from_url(url)
+    backend = at(url)
     consumer = backend.consume({"tasks": 1}, worker)
     print(len(consumer.take(100, 10.0).reservations), flush=True)
     sys.stdin.read()

@@ -112,11 +112,16 @@ class Player:
         return self.backend.purge("tasks", State.PENDING)
 
 
+def _exact(case):
+    """Whether what it does is wholly decided by what was done to it."""
+    return case.capabilities.stores and case.capabilities.order == "fifo"
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(ACTS, max_size=40))
 def test_they_agree(acts):
     with tempfile.TemporaryDirectory() as place:
-        players = [Player(case, place) for case in CASES if case.capabilities.stores and not case.absent()]
+        players = [Player(case, place) for case in CASES if _exact(case) and not case.absent()]
         try:
             for act in acts:
                 first, *others = [player.play(act) for player in players]

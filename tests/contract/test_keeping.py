@@ -108,6 +108,7 @@ def test_counts_equal_listings_in_every_state(backend, consumer, clock):
     assert backend.counts("unknown") == {}
 
 
+@pytest.mark.needs(priority="strict")
 def test_pending_jobs_are_listed_in_the_order_they_would_be_taken(backend, consumer, clock):
     backend.push([job(), job(priority=4), job(due=clock.now() - 5), job(priority=4), job()])
     found = ids(listed(backend, "tasks", State.PENDING, limit=2))

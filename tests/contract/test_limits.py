@@ -463,6 +463,7 @@ def test_a_queue_whose_lanes_are_full_leaves_its_turns_to_others(backend, consum
 # -- ageing ---------------------------------------------------------------------------
 
 
+@pytest.mark.needs(priority="strict")
 @pytest.mark.parametrize("laned", [False, True])
 def test_ageing_keeps_low_priorities_from_starving(open_backend, later, laned):
     backend = open_backend(ageing=60.0)
@@ -724,9 +725,9 @@ def test_pushing_an_id_again_meets_no_bound(backend):
     assert states(backend) == {"pending": 3}
 
 
-def test_a_settle_drops_what_would_be_refused(backend, consumer):
-    backend.push([*jobs(3, lane=bounded()), job(priority=1, keep=0)])
-    other = take_one(consumer)
+def test_a_settle_drops_what_would_be_refused(backend, consumer, consume):
+    backend.push([*jobs(3, lane=bounded()), job(queue="other", keep=0)])
+    other = take_one(consume("other"))
     follow = job(lane=bounded())
 
     assert consumer.settle([outcome(other, pushes=(follow,))]) == [Settlement.SETTLED]

@@ -204,7 +204,8 @@ def test_consume_waits_for_the_next(queue):
     assert job.payload == "late"
 
 
-def test_process_completes_what_returns_and_fails_what_raises(queue):
+def test_process_completes_what_returns_and_fails_what_raises(backend):
+    queue = Queue("mail", backend, retry_backoff=60)
     queue.push_many(["good", "bad", "good"])
 
     def handle(job):

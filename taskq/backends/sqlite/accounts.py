@@ -14,6 +14,9 @@ from taskq.backends.sqlite import queries
 
 #: Begins the lane of a job that is set aside, because its task was found paused; such lanes have no account.
 ASIDE: Final = "\x01"
+#: The lane of a job that is announced: no claim but by its id meets it, and it has no account either.
+ANNOUNCED: Final = "\x02"
+_UNCOUNTED: Final = (ASIDE, ANNOUNCED)
 
 
 class Accounts:
@@ -37,13 +40,13 @@ class Accounts:
 
     def enter(self, name: str, queue: str, rank: int, weight: float | None) -> None:
         """A job waits in a lane."""
-        if not name.startswith(ASIDE):
+        if not name.startswith(_UNCOUNTED):
             self._add(name, queue, rank, 1)
             self._weights[name] = weight or 1.0
 
     def leave(self, name: str, queue: str, rank: int) -> None:
         """It waits there no more."""
-        if not name.startswith(ASIDE):
+        if not name.startswith(_UNCOUNTED):
             self._add(name, queue, rank, -1)
 
     def moved(self, name: str) -> None:

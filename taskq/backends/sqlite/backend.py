@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgpack
 
-from taskq.backend import Backend, Cancellation, Capabilities, Consumer, Page, Reclaimed, Scope
+from taskq.backend import Cancellation, Capabilities, Consumer, Page, Reclaimed, Scope
 from taskq.backends import moves
 from taskq.backends.sqlite import keys, lanes, queries, rows, upkeep
 from taskq.backends.sqlite.bells import LOOK, Waiting
@@ -24,9 +24,9 @@ from taskq.backends.sqlite.settle import UNSTORABLE
 from taskq.backends.turns import Turns
 from taskq.clock import SYSTEM_CLOCK, Clock, monotonic
 from taskq.errors import InvalidArgumentError
-from taskq.job import Attempt, Job, State
+from taskq.job import MAX_PRIORITY, Attempt, Job, State
 from taskq.limits import Limits
-from taskq.store import ScheduleRecord, Store, WorkerInfo
+from taskq.store import Ledger, ScheduleRecord, WorkerInfo
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ TIMEOUT: Final = 30.0
 WORKER_SILENCE: Final = 120.0
 
 _STEP: Final = 500
+_PRIORITIES: Final = json.dumps(list(range(MAX_PRIORITY + 1)))
 
 _CAPABILITIES = Capabilities(
     name="sqlite",
@@ -57,7 +58,7 @@ _CAPABILITIES = Capabilities(
 )
 
 
-class SQLiteBackend(Backend, Store):
+class SQLiteBackend(Ledger):
     """Jobs in one file, for the processes of one machine."""
 
     def __init__(
@@ -86,14 +87,29 @@ class SQLiteBackend(Backend, Store):
     # -- jobs in and out --------------------------------------------------------------
 
     def push(self, jobs: Sequence[Job]) -> list[str]:
+        return self._push(jobs, announced=False)
+
+    def announce(self, jobs: Sequence[Job]) -> list[str]:
+        return self._push(jobs, announced=True)
+
+    def adopt(self, queue: str, before: float, *, limit: int = 500) -> int:
+        def some(change: Change) -> int:
+            chosen = (_PRIORITIES, queue, before, limit)
+            adopted: int = change.db.execute(queries.ADOPT, chosen).rowcount
+            change.ready[queue] = change.ready.get(queue, 0) + adopted
+            return adopted
+
+        return self._file.change(some)
+
+    def _push(self, jobs: Sequence[Job], *, announced: bool) -> list[str]:
         if not jobs:
             return []
         now = self._clock.now()
         try:
-            inserts = [rows.inserted(job, now) for job in jobs]
+            inserts = [rows.inserted(job, now, announced=announced) for job in jobs]
         except UNSTORABLE as error:
             raise InvalidArgumentError(f"the job cannot be stored: {error}") from error
-        return self._file.push(jobs, inserts)
+        return self._file.push(jobs, inserts, announced=announced)
 
     def consume(self, queues: Mapping[str, int], worker: str) -> Consumer:
         self._file.check_open()

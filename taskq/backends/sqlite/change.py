@@ -11,7 +11,7 @@ from typing import Final
 
 from taskq.backends import moves
 from taskq.backends.sqlite import queries, rows
-from taskq.backends.sqlite.accounts import Accounts
+from taskq.backends.sqlite.accounts import ANNOUNCED, Accounts
 from taskq.backends.sqlite.rows import CODES, Row
 from taskq.clock import Clock
 from taskq.job import Job, State
@@ -104,7 +104,10 @@ class Change:
             if code == rows.PENDING:
                 self.ready[queue] = self.ready.get(queue, 0) + n
         for row in inserts:
-            if row[rows.INSERTED_LANE] is not None and row[-1] == rows.PENDING:
+            lane = row[rows.INSERTED_LANE]
+            if lane == ANNOUNCED:
+                self.ready[row[1]] -= 1
+            elif lane is not None and row[-1] == rows.PENDING:
                 self.accounts().enter(*rows.lane_entry(row))
 
     # -- one job ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
@@ -34,14 +35,12 @@ class Claim:
     def take(self, change: Change, limit: int, job_id: str | None) -> Taken:
         """Lend at most ``limit`` jobs; those too late to start end instead."""
         stopped = lanes.special(change.db)
-        queues = [queue for queue in self._queues if stopped is None or queue not in stopped.queues]
+        queues = self._open_queues(stopped)
         next_due = self._stage(change, queues)
         if limit <= 0 or not queues:
             return Taken([], next_due)
-        clock = change.clock
-        token, known = change.db.execute(queries.FENCE).fetchone()
-        at_boot(change, known, clock.boot_id())
-        lease = (token, self._worker, clock.lease_time())
+        clock, lease = change.clock, self._lease(change)
+        token = lease[0]
         found: list[Row] = []
         for _ in range(_ROUNDS):
             claimed = self._claim(change, queues, limit - len(found), job_id, (stopped, lease))
@@ -53,6 +52,32 @@ class Claim:
             next_due = lanes.earlier(change.db, self._names, next_due, clock)
         worker = self._worker
         return Taken([Reservation(rows.lent(row, worker), token, row[0]) for row in found], next_due)
+
+    def claim(self, change: Change, ids: Sequence[str]) -> Taken:
+        """Lend the announced jobs among ``ids``, as far as they may be lent."""
+        stopped = lanes.special(change.db)
+        queues = self._open_queues(stopped)
+        disclosed = change.db.execute(queries.DISCLOSE, (json.dumps(list(ids)),)).fetchall()
+        chosen = [seq for seq, queue in disclosed if queue in queues]
+        for _, queue in disclosed:
+            if queue not in queues:
+                change.ready[queue] = change.ready.get(queue, 0) + 1
+        lease = self._lease(change)
+        claimed = change.db.execute(queries.CLAIM_SEQS, (*lease, numbers(chosen))).fetchall()
+        claimed.sort(key=_ORDER)
+        for queue, n in Counter(row[rows.QUEUE] for row in claimed).items():
+            _count(change, queue, n)
+        found = lanes.set_aside(change, _without_late(change, claimed), stopped)
+        return Taken([Reservation(rows.lent(row, self._worker), lease[0], row[0]) for row in found], None)
+
+    def _open_queues(self, stopped: lanes.Special | None) -> list[str]:
+        return [queue for queue in self._queues if stopped is None or queue not in stopped.queues]
+
+    def _lease(self, change: Change) -> tuple[int, str, float]:
+        """What a row is given that is lent now: token, worker, and the time that its lease counts from."""
+        token, known = change.db.execute(queries.FENCE).fetchone()
+        at_boot(change, known, change.clock.boot_id())
+        return token, self._worker, change.clock.lease_time()
 
     def _stage(self, change: Change, queues: Sequence[str]) -> float | None:
         times = (change.stage(queue) for queue in queues)
@@ -75,9 +100,9 @@ class Claim:
             plans = {queue: some.plan(queue, limit) for queue in queues if some.concerned(queue)}
         if not plans and len(queues) == 1:
             return _claim_from(change, queues[0], limit, lease)
-        available = {
-            queue: len(plans[queue].order) if queue in plans else change.pending(queue) for queue in queues
-        }
+        announced = change.db.execute(queries.ANY_ANNOUNCED, (self._names,)).fetchone()[0]
+        pending = partial(_lendable, change, limit=limit) if announced else change.pending
+        available = {queue: len(plans[queue].order) if queue in plans else pending(queue) for queue in queues}
         turns = self._turns.share(limit, available)
         lines = {
             queue: iter(
@@ -103,6 +128,12 @@ class Claim:
         some = lanes.Lanes(change, stopped, self._ageing)
         found = some.one(job_id, names)
         return [] if found is None else some.claim(found[0], 1, lease, found[1])
+
+
+def _lendable(change: Change, queue: str, limit: int) -> int:
+    """How many of ``limit`` jobs a plain claim would find, where the counters count announced ones too."""
+    (n,) = change.db.execute(queries.LENDABLE, (queue, limit)).fetchone()
+    return n  # type: ignore[no-any-return]
 
 
 def _claim_from(change: Change, queue: str, n: int, lease: tuple[int, str, float]) -> list[Row]:

@@ -67,6 +67,13 @@ class SQLiteConsumer(Consumer):
                 self._file.bells.ring_takers(dict.fromkeys(self._turns.weights, 1))
             return taken
 
+    def claim(self, ids: Sequence[str]) -> list[Reservation]:
+        self._check_open()
+        if not ids:
+            return []
+        taken = self._file.change(lambda change: self._hold(self._claim.claim(change, ids)))
+        return taken.reservations
+
     def _attempt(self, limit: int, job_id: str | None) -> Taken:
         """Claim, if a look says that there is something."""
         any_now, next_due = self._look(limit, job_id)
@@ -93,7 +100,9 @@ class SQLiteConsumer(Consumer):
         return bool(pending), due
 
     def _take(self, change: Change, limit: int, job_id: str | None = None) -> Taken:
-        taken = self._claim.take(change, limit, job_id)
+        return self._hold(self._claim.take(change, limit, job_id))
+
+    def _hold(self, taken: Taken) -> Taken:
         if self._life is None and any(r.job.lease <= 0 for r in taken.reservations):
             self._life = LifeLock(self._file.bells.folder, self._worker)
         return taken

@@ -76,10 +76,10 @@ class JobFile:
         self.check_open()
         return self.database.read(work)
 
-    def push(self, jobs: Sequence[Job], inserts: list[Row]) -> list[str]:
+    def push(self, jobs: Sequence[Job], inserts: list[Row], *, announced: bool) -> list[str]:
         """Store jobs and their rows; pushes of several threads share one commit."""
         self.check_open()
-        return self._pushes.push(_Push(jobs, inserts))
+        return self._pushes.push(_Push(jobs, inserts, announced))
 
     def consuming(self) -> None:
         """This process has a consumer: it is the one to keep the log short."""
@@ -141,10 +141,11 @@ class JobFile:
 
 
 class _Push:
-    __slots__ = ("done", "error", "ids", "inserts", "jobs", "keyed")
+    __slots__ = ("announced", "done", "error", "ids", "inserts", "jobs", "keyed")
 
-    def __init__(self, jobs: Sequence[Job], inserts: list[Row]) -> None:
+    def __init__(self, jobs: Sequence[Job], inserts: list[Row], announced: bool) -> None:
         self.jobs = jobs
+        self.announced = announced
         self.inserts = inserts
         self.keyed = False  #: whether one of them wants a unique key, or a place in a line that may be full
         for job in jobs:
@@ -217,7 +218,9 @@ class _PushLine:
 
     def _insert_by_keys(self, pushes: Sequence[_Push]) -> None:
         def each(change: Change) -> list[list[str]]:
-            return [keys.store(change, push.jobs, may_refuse=True) for push in pushes]
+            return [
+                keys.store(change, push.jobs, may_refuse=True, announced=push.announced) for push in pushes
+            ]
 
         for push, ids in zip(pushes, self._file.change(each, durable=True), strict=True):
             push.ids = ids

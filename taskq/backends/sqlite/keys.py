@@ -18,9 +18,11 @@ from taskq.job import Job, Lane
 _EVER: Final = 9e15
 
 
-def store(change: Change, jobs: Sequence[Job], *, may_refuse: bool = False) -> list[str]:
-    """Store jobs, each by the rules of its key; returns the id that stands for each."""
-    return [_store(change, job, may_refuse=may_refuse) for job in jobs]
+def store(
+    change: Change, jobs: Sequence[Job], *, may_refuse: bool = False, announced: bool = False
+) -> list[str]:
+    """Store jobs, each by the rules of its key and line; returns the id that stands for each."""
+    return [_store(change, job, may_refuse, announced) for job in jobs]
 
 
 def retake(change: Change, job: Job) -> bool:
@@ -43,7 +45,7 @@ def tidy(change: Change) -> int:
     return len(spent)
 
 
-def _store(change: Change, job: Job, *, may_refuse: bool) -> str:
+def _store(change: Change, job: Job, may_refuse: bool, announced: bool) -> str:
     standing = _meet(change, job, may_refuse=may_refuse) if job.unique else None
     if standing is not None:
         return standing
@@ -51,7 +53,7 @@ def _store(change: Change, job: Job, *, may_refuse: bool) -> str:
     full = lane is not None and _full(change, job, lane)
     if lane and full and lane.overflow == "raise" and may_refuse:
         overflow.refuse(job, lane)
-    stored = change.insert([rows.inserted(job, change.now)])
+    stored = change.insert([rows.inserted(job, change.now, announced=announced)])
     if stored and job.unique is not None:
         change.db.execute(queries.HOLD, (job.unique.key, *holding.taken(job, change.now)))
     if stored and full and lane:

@@ -77,6 +77,28 @@ CLAIM_SEQS: Final = f"""
     WHERE seq IN (SELECT value FROM json_each(?))
     RETURNING {LENT_COLUMNS}
 """
+# An announced job that is claimed, or adopted, is an ordinary one from then on.
+DISCLOSE: Final = """
+    UPDATE job SET lane = NULL WHERE id IN (SELECT value FROM json_each(?)) AND state = 0 AND lane = char(2)
+    RETURNING seq, queue
+"""
+# Priority by priority, because each is a range of the index.
+ADOPT: Final = """
+    UPDATE job SET lane = NULL WHERE seq IN (
+        SELECT job.seq FROM json_each(?) AS priority CROSS JOIN job INDEXED BY job_lane
+        WHERE state = 0 AND lane IS NOT NULL AND lane = char(2) AND queue = ? AND rank = -priority.value AND due < ?
+        LIMIT ?
+    )
+"""
+ANY_ANNOUNCED: Final = """
+    SELECT EXISTS (
+        SELECT 1 FROM job INDEXED BY job_lane
+        WHERE state = 0 AND lane IS NOT NULL AND lane = char(2) AND queue IN (SELECT value FROM json_each(?))
+    )
+"""
+LENDABLE: Final = """
+    SELECT count(*) FROM (SELECT 1 FROM job WHERE state = 0 AND lane IS NULL AND queue = ? LIMIT ?)
+"""
 PENDING_COUNT: Final = "SELECT n FROM counter WHERE queue = ? AND state = 0"
 NEXT_DUE: Final = "SELECT min(due) FROM job WHERE state = 2 AND queue = ?"
 STAGE: Final = """

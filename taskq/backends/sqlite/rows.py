@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgpack
 
 from taskq.backends import moves
-from taskq.backends.sqlite.accounts import ASIDE
+from taskq.backends.sqlite.accounts import ANNOUNCED, ASIDE
 from taskq.job import Attempt, Job, Lane, State, Unique
 
 Row = tuple[Any, ...]
@@ -49,9 +49,12 @@ INSERTED_LANE, _INSERTED_WEIGHT = -3, -2
 _NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def inserted(job: Job, now: float) -> Row:
+def inserted(job: Job, now: float, *, announced: bool = False) -> Row:
     """The row of a job that is pushed."""
     due, state = moves.arrival(job, now)
+    lane = None if job.lane is None else job.lane.name
+    if announced and lane is None and state is State.PENDING:
+        lane = ANNOUNCED
     return (
         job.id,
         job.queue,
@@ -74,7 +77,7 @@ def inserted(job: Job, now: float) -> Row:
         job.first_started,
         job.error,
         None if job.unique is None else msgpack.packb(job.unique),
-        None if job.lane is None else job.lane.name,
+        lane,
         None if job.lane is None else job.lane.weight,
         CODES[state],
     )
@@ -159,7 +162,7 @@ def lane(row: Row) -> Lane | None:
     name: str | None = row[LANE]
     if name is not None and name.startswith(ASIDE):
         name = name.split(ASIDE, 2)[2] or None
-    return None if name is None else Lane.parse(name, row[WEIGHT] or 1.0)
+    return None if name is None or name == ANNOUNCED else Lane.parse(name, row[WEIGHT] or 1.0)
 
 
 def started(row: Row) -> float | None:
