@@ -10,9 +10,19 @@ import enum
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    import dataclasses
+
+    def dataclass(*, frozen: bool, **how: Any) -> Any:
+        """Frozen for type checkers only: at run time that would cost a call for each field of each record."""
+        return dataclasses.dataclass(unsafe_hash=frozen, **how)
+
 
 #: Queue used where none is named.
 DEFAULT_QUEUE: Final = "tasks"
