@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -16,6 +17,7 @@ def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
         yield bench
 
 
+_HERE: Final = pathlib.Path(__file__).parent
 #: Real processes for seconds on end: one Python is enough for these.
 _SLOW = frozenset(
     {
@@ -36,5 +38,5 @@ _SLOW = frozenset(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow by its file."""
     for item in items:
-        if item.path.stem in _SLOW:
+        if item.path.parent == _HERE and item.path.stem in _SLOW:
             item.add_marker("slow")

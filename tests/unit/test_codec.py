@@ -160,7 +160,7 @@ def _zones(a: Any, b: Any) -> bool:
     return type(a.tzinfo) is type(b.tzinfo) and a.tzinfo == b.tzinfo and repr(a.tzinfo) == repr(b.tzinfo)
 
 
-ORDER = Order(uuid.uuid4(), datetime(2026, 1, 1, tzinfo=UTC), [("a", 1)])
+ORDER = Order(uuid.UUID("a58d509c-da87-43f8-b31b-6f2e5c1d0a47"), datetime(2026, 1, 1, tzinfo=UTC), [("a", 1)])
 VALUES = [
     *(None, True, False, 0, -1, 2**63, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**400, -(10**400)),
     *(127, 128, -128, -129, 255, 256, 32767, 32768, 65536, 2**31, 2**32),
@@ -183,7 +183,7 @@ VALUES = [
     *(1 + 2j, complex(-0.0, math.nan), complex(math.inf, -0.0)),
     *(Decimal("NaN"), Decimal("sNaN"), Decimal("-NaN123"), Decimal("1E+999"), Decimal("-0"), Decimal("0E-7")),
     *(Decimal("Infinity"), Decimal("-Infinity"), Decimal("1.10"), Decimal("1E+999999")),
-    *(uuid.UUID(int=0), uuid.uuid4(), ORDER.id),
+    *(uuid.UUID(int=0), uuid.UUID("639f5c69-6533-4e4a-8a1b-0d3c2b1a4f5e"), ORDER.id),
     *(datetime(2026, 1, 1), datetime(1, 1, 1), datetime.max, datetime(2026, 10, 25, 2, 30, 0, 1, fold=1)),
     *(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 10, 25, 2, 30, 0, 999_999, PARIS, fold=1)),
     datetime(2026, 10, 25, 2, 30, tzinfo=PARIS),

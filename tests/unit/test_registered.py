@@ -87,7 +87,7 @@ def forget(registry, cls):
         (Open(a=1, b=2), {"a": 1, "b": 2}),
         (Money(3), 3),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__ if not isinstance(value, list | dict | str | int) else "",
 )
 def test_a_name_unknown_here_is_opaque_or_an_error(registry, value, fields):
     data = codec.encode([value, {"k": (value,)}])
