@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "schedule": "taskq.cli.schedule",
         "workers": "taskq.cli.workers",
         "doctor": "taskq.cli.doctor",
+        "bench": "taskq.cli.bench",
     }
 )
 

@@ -60,6 +60,17 @@ def shell(tmp_path):
     return Shell(tmp_path)
 
 
+def test_bench_measures_the_backend_and_leaves_nothing(shell):
+    done = shell.run("-A", "app", "bench", "--jobs", "200", "--processes", "1", "--json")
+
+    figures = json.loads(done.stdout)
+    assert figures.pop("url") == "sqlite:///jobs.db"
+    assert len(figures) == 5
+    assert all(figure > 0 for figure in figures.values())
+    left = json.loads(shell.run("-A", "app", "size", "--json").stdout)
+    assert not any(sum(states.values()) for states in left.values())
+
+
 def test_a_call_is_stored_and_a_worker_runs_it(shell):
     job_id = shell.taskq("call", "app.add", "[1]", '{"b": 2}').strip()
     assert shell.counts("sums")["pending"] == 1
