@@ -6,15 +6,22 @@ A new backend adds one case here and nothing elsewhere: tests ask a case for its
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from taskq.backend import Backend, Capabilities
 from taskq.backends import from_url
 from taskq.backends.beside import Beside
 from taskq.clock import SYSTEM_CLOCK, Clock, FrozenClock
 from taskq.job import Lane
+
+
+#: Where time cannot be moved, a test waits for no longer than this; in seconds.
+LONGEST_WAIT = 2.0
 
 
 def at(url: str, **options) -> Backend:
@@ -30,6 +37,7 @@ class BackendCase:
     """How to open one kind of backend in a fresh place, and again in the same place."""
 
     name: str
+    virtual_time = True  #: the backend's clock is an argument; else a server keeps the time
 
     def url(self, place: Path) -> str:
         raise NotImplementedError
@@ -52,10 +60,23 @@ class BackendCase:
 
     def pass_time(self, clock: FrozenClock, seconds: float) -> None:
         """Let ``seconds`` pass, for a backend whose clock is an argument; others must wait."""
-        clock.advance(seconds)
+        if self.virtual_time:
+            clock.advance(seconds)
+        elif seconds > LONGEST_WAIT:
+            pytest.skip(f"{self.name}: the server's time cannot be moved, and {seconds:g} s are too long")
+        else:
+            threading.Event().wait(seconds)
+            clock.advance(seconds)
 
     def verify(self, place: Path) -> None:
         """Fail if what is at ``place`` is damaged, where the backend can tell."""
+
+
+    def leave(self, place: Path) -> None:
+        """The test is over; what it stored elsewhere than in ``place`` can go."""
+
+    def end(self) -> None:
+        """All tests are over."""
 
 
 class MemoryCase(BackendCase):

@@ -16,6 +16,11 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "needs(**capabilities): skipped where the backend declares otherwise")
 
 
+def pytest_sessionfinish():
+    for case in CASES:
+        case.end()
+
+
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def case(request):
     case = request.param
@@ -42,6 +47,7 @@ def open_backend(case, tmp_path, clock):
     yield open_
     for backend in opened:
         backend.close()
+    case.leave(tmp_path)
 
 
 @pytest.fixture
