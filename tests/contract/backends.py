@@ -71,7 +71,6 @@ class BackendCase:
     def verify(self, place: Path) -> None:
         """Fail if what is at ``place`` is damaged, where the backend can tell."""
 
-
     def leave(self, place: Path) -> None:
         """The test is over; what it stored elsewhere than in ``place`` can go."""
 

@@ -21,6 +21,8 @@ from tests.contract.acts import (
     take_one,
 )
 
+pytestmark = pytest.mark.needs(stores=True)
+
 SETTLED = Settlement.SETTLED
 
 

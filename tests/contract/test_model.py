@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -350,6 +351,7 @@ def _reachable(before, after):
     return after in one or any(after in MOVES[between] for between in one)
 
 
+@pytest.mark.needs(stores=True)
 def test_any_interleaving_of_the_verbs_keeps_the_rules(case):
     run_state_machine_as_test(
         lambda: Verbs(case),

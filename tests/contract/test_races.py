@@ -36,6 +36,7 @@ def test_many_producers_lose_nothing(backend):
     assert states(backend) == {"pending": 800}
 
 
+@pytest.mark.needs(stores=True)
 def test_many_pushers_of_one_id_store_it_once(backend):
     wanted = jobs(5)
     at_once(lambda _: backend.push(wanted), range(8))
@@ -89,6 +90,7 @@ def test_a_reaper_that_never_rests_reaps_no_live_job(live, consume):
     assert states(live) == {"completed": 2000}
 
 
+@pytest.mark.needs(leases="timed")
 def test_orphans_are_reclaimed_by_one_of_many(backend, consume, later):
     pushed = backend.push(jobs(300, lease=10))
     take(consume(), 300)
@@ -98,6 +100,7 @@ def test_orphans_are_reclaimed_by_one_of_many(backend, consume, later):
     assert Counter(i for batch in found for i in batch) == Counter(pushed)
 
 
+@pytest.mark.needs(revive="once")
 def test_each_dead_job_is_revived_by_one_of_many(backend, consume):
     consumer = consume()
     dead = [bury(backend, consumer) for _ in range(30)]
@@ -106,6 +109,7 @@ def test_each_dead_job_is_revived_by_one_of_many(backend, consume):
     assert Counter(i for batch in found for i in batch) == Counter(dead)
 
 
+@pytest.mark.needs(stores=True)
 @pytest.mark.needs(shared=True)
 def test_eight_processes_of_four_threads_lose_and_double_nothing(backend, launch, case, tmp_path):
     processes = [launch("produce_and_consume", f"p{n}", "1250") for n in range(8)]
