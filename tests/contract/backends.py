@@ -19,7 +19,6 @@ from taskq.backends.beside import Beside
 from taskq.clock import SYSTEM_CLOCK, Clock, FrozenClock
 from taskq.job import Lane
 
-
 #: Where time cannot be moved, a test waits for no longer than this; in seconds.
 LONGEST_WAIT = 2.0
 
