@@ -34,9 +34,10 @@ def main() -> None:
         fill(large, given.waiting)
         print(f"{large.stat().st_size / 2**20:,.0f} MiB with {given.waiting:,} jobs waiting")
         forget_cache(large)
-        cold = list(work(large, 1))
+        cold = list(work(large, 20))
         print(f"{cold[0]:8.1f} µs per job, the first {BATCH} of a cold file")
         print(f"{statistics.median(cold):8.1f} µs per job, the first {BATCH * len(cold)} of it")
+        warm(large)
         both: dict[pathlib.Path, list[float]] = {small: [], large: []}
         for _ in range(given.rounds):
             for path, figures in both.items():
@@ -86,6 +87,13 @@ def work(path: pathlib.Path, rounds: int) -> Iterator[float]:
 
 def _push(backend: Backend, count: int) -> None:
     backend.push([Job(id=new_id(), queue="queue-9", payload=PAYLOAD, keep=0.0) for _ in range(count)])
+
+
+def warm(path: pathlib.Path) -> None:
+    """Let the system have all of the file in memory."""
+    with path.open("rb") as file:
+        while file.read(1 << 24):
+            continue
 
 
 def forget_cache(path: pathlib.Path) -> None:

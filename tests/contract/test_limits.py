@@ -30,6 +30,8 @@ from tests.contract.acts import (
     take_one,
 )
 
+pytestmark = pytest.mark.needs(stores=True)
+
 UNDER = Lane(task="t")
 
 
