@@ -33,7 +33,7 @@ def pushes(act: str, share: float) -> Callable[[Place, int], Figures]:
 
     def measure(place: Place, jobs: int) -> Figures:
         count = int(jobs * share)
-        seconds = _push(place, act, count)
+        seconds = push(place, act, count)
         return {" /s": count / seconds[0]} if seconds else {}
 
     return measure
@@ -43,7 +43,7 @@ def drain(processes: int, act: str = "many", *arguments: str) -> Callable[[Place
     """Jobs run per second of those that wait already, start-up left out, and what each costs in processor time."""
 
     def measure(place: Place, jobs: int) -> Figures:
-        if not _push(place, act, jobs) and (act != "many" or not _push(place, "one", jobs)):
+        if not push(place, act, jobs) and (act != "many" or not push(place, "one", jobs)):
             return {}
         with worker(place, processes, *arguments, wait=False) as process:
             first = _until(place, lambda done: done > 0)
@@ -64,7 +64,7 @@ def times(act: str, count: int) -> Callable[[Place, int], Figures]:
 
     def measure(place: Place, jobs: int) -> Figures:
         with worker(place, 1):
-            found = sorted(_push(place, act, count))
+            found = sorted(push(place, act, count))
         if not found:
             return {}
         return {" p50 ms": statistics.median(found), " p99 ms": found[int(len(found) * 0.99)]}
@@ -117,7 +117,7 @@ def _environ(place: Place) -> dict[str, str]:
     }
 
 
-def _push(place: Place, act: str, count: int) -> list[float]:
+def push(place: Place, act: str, count: int) -> list[float]:
     command = [sys.executable, "-m", "benchmarks.pusher", place.contestant.module, act, str(count)]
     done = subprocess.run(
         command, check=False, env=_environ(place), capture_output=True, text=True, timeout=300
