@@ -18,6 +18,7 @@ from taskq.backends import from_url
 from taskq.backends.beside import Beside
 from taskq.clock import SYSTEM_CLOCK, Clock, FrozenClock
 from taskq.job import Lane
+from tests import servers
 
 #: Where time cannot be moved, a test waits for no longer than this; in seconds.
 LONGEST_WAIT = 2.0
@@ -36,6 +37,7 @@ class BackendCase:
     """How to open one kind of backend in a fresh place, and again in the same place."""
 
     name: str
+    servers: tuple[str, ...] = ()  #: kinds of ``tests.servers`` that it needs
     virtual_time = True  #: the backend's clock is an argument; else a server keeps the time
 
     def url(self, place: Path) -> str:
@@ -53,9 +55,9 @@ class BackendCase:
         finally:
             backend.close()
 
-    def absent(self) -> str | None:
-        """Why it cannot be tested here (no server), if so."""
-        return None
+    def absent(self) -> bool:
+        """Whether a server that it needs is not there."""
+        return any(servers.url(kind) is None for kind in self.servers)
 
     def pass_time(self, clock: FrozenClock, seconds: float) -> None:
         """Let ``seconds`` pass, for a backend whose clock is an argument; others must wait."""

@@ -21,12 +21,12 @@ def pytest_sessionfinish():
         case.end()
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
+@pytest.fixture(
+    params=[pytest.param(case, marks=[pytest.mark.server(kind) for kind in case.servers]) for case in CASES],
+    ids=lambda case: case.name,
+)
 def case(request):
     case = request.param
-    absent = case.absent()
-    if absent:
-        pytest.skip(absent)
     for marker in request.node.iter_markers("needs"):
         for name, wanted in marker.kwargs.items():
             declared = getattr(case.capabilities, name)
