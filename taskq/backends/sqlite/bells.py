@@ -281,6 +281,8 @@ class Bell:
         self._socket: socket.socket | None = None
         self.slot: int | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # No one wakes what is being taken down, or who owns that number next; a signal handler may come in between.
+        self._waking = threading.RLock()
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
 
@@ -330,8 +332,9 @@ class Bell:
 
     def wake(self) -> None:
         """Wake the sleeper, or the next one to sleep."""
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        with self._waking:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """Take the bell down. Idempotent."""
@@ -342,9 +345,11 @@ class Bell:
                 self._bells.take_down(self.slot, self._socket)
             else:
                 self._socket.close()
-        fd, self._wake_fd = self._wake_fd, -1
         self._socket = self.slot = None
-        os.close(fd)
+        with self._waking:
+            fd, self._wake_fd = self._wake_fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def _drain(self) -> bool:
         called = False

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import socket
+import threading
 
 import pytest
 
@@ -161,6 +163,21 @@ def test_a_woken_worker_with_a_full_batch_rings_the_next(open_backend, monkeypat
     backend.push(jobs(6))
 
     assert all(joined(thread, within=0.9) for thread, _ in waiting)
+
+
+def test_whoever_wakes_while_it_is_taken_down_touches_nothing_else(hang):
+    for _ in range(200):
+        bell = hang()
+        wakers = [threading.Thread(target=bell.wake) for _ in range(3)]
+        for waker in wakers:
+            waker.start()
+        bell.close()
+        stranger = os.eventfd(0, os.EFD_NONBLOCK)  # gets the number that the bell had
+        for waker in wakers:
+            waker.join()
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(stranger)
+        os.close(stranger)
 
 
 def test_a_stranger_may_send_what_it_likes(hang, bells):
