@@ -242,8 +242,8 @@ FORGET_GATES: Final = """
 
 # How many wait in a line, those included whose task is paused (of them, only as many as matter).
 WAITING_IN: Final = """
-    SELECT coalesce((SELECT sum(pending) FROM lane WHERE name = ?1), 0) + (SELECT count(*) FROM (
-        SELECT 1 FROM job INDEXED BY job_lane WHERE state = 0 AND lane IS NOT NULL AND lane = ?2 LIMIT ?3
+    SELECT coalesce((SELECT sum(pending) FROM lane WHERE name = ?), 0) + (SELECT count(*) FROM (
+        SELECT 1 FROM job INDEXED BY job_lane WHERE state = 0 AND lane IS NOT NULL AND lane = ? LIMIT ?
     ))
 """
 KNOWN: Final = "SELECT 1 FROM job WHERE id = ?"
