@@ -109,14 +109,27 @@ def check_unique(declared: Mapping[str, Any], call: Mapping[str, Any] | None = N
     )
 
 
+#: Levels of nesting that a unique key may have: what the smallest stack of any supported Python bears.
+MAX_NESTING: Final = 200
+
+
 def digest(value: Any) -> str:
-    """A text that is the same for equal values of the same types, and for no others."""
+    """A text that is the same for equal values of the same types, and for no others.
+
+    Raises ``EncodeError`` for what cannot be encoded, or is nested more than :data:`MAX_NESTING` levels deep.
+    """
     data = codec.encode(value, root="arguments")
     try:
         found = msgpack.unpackb(data[2:], strict_map_key=False, object_pairs_hook=_Pairs)
-        return _digest(found).hex()
     except (RecursionError, ValueError) as error:
-        raise EncodeError("the arguments are nested too deeply to make a unique key of them") from error
+        raise _too_deep() from error
+    return _digest(found, MAX_NESTING).hex()
+
+
+def _too_deep() -> EncodeError:
+    return EncodeError(
+        f"the arguments are nested more than {MAX_NESTING} levels deep, too deeply to make a unique key of them"
+    )
 
 
 class _Pairs(list[Any]):
@@ -126,12 +139,16 @@ class _Pairs(list[Any]):
 _SETS: Final = frozenset({Mark.SET, Mark.FROZENSET})
 
 
-def _digest(value: Any) -> bytes:
+def _digest(value: Any, depth: int) -> bytes:
+    if depth < 0:
+        raise _too_deep()
     if isinstance(value, _Pairs):
-        return _hash(b"map", sorted(_digest(key) + _digest(item) for key, item in value))
+        return _hash(
+            b"map", sorted(_digest(key, depth - 1) + _digest(item, depth - 1) for key, item in value)
+        )
     if not isinstance(value, list):
         return _hash(b"leaf", [msgpack.packb(value)])
-    parts = [_digest(item) for item in value]
+    parts = [_digest(item, depth - 1) for item in value]
     mark = value[0].code if value and isinstance(value[0], msgpack.ExtType) else None
     if mark in _SETS:
         parts[1:] = sorted(parts[1:])

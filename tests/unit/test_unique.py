@@ -13,7 +13,7 @@ from taskq import TaskQ
 from taskq.errors import ConfigurationError, DuplicateJobError, EncodeError, InvalidArgumentError
 from taskq.job import State
 from taskq.testing import isolated
-from taskq.unique import check_unique, digest
+from taskq.unique import MAX_NESTING, check_unique, digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +144,21 @@ def typed(value):
     return (type(value).__name__, repr(value))
 
 
-def test_what_is_nested_too_deeply_is_refused():
+def nested(levels):
     value = []
-    for _ in range(900):
+    for _ in range(levels):
         value = [value]
-    with pytest.raises(EncodeError, match="too deeply"):
-        digest(value)
+    return value
+
+
+def test_what_is_nested_deeply_has_a_key():
+    assert digest(nested(MAX_NESTING - 1)) != digest(nested(MAX_NESTING - 2))
+
+
+@pytest.mark.parametrize("levels", [MAX_NESTING + 1, 900])
+def test_what_is_nested_too_deeply_is_refused(levels):
+    with pytest.raises(EncodeError, match=f"more than {MAX_NESTING} levels"):
+        digest(nested(levels))
 
 
 def test_only_the_named_arguments_count(bench):
