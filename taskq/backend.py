@@ -262,7 +262,10 @@ class Consumer(abc.ABC):
         """
 
     def exchange(self, outcomes: Sequence[Outcome], limit: int) -> tuple[list[Settlement], Taken]:
-        """Settle and take without waiting; in one write where the backend can."""
+        """Settle, and take what is at hand; in one write where the backend can.
+
+        Taking nothing does not mean that nothing is due: only a :meth:`take` looks for that.
+        """
         settlements = self.settle(outcomes) if outcomes else []
         return settlements, self.take(limit) if limit > 0 else Taken([], None)
 

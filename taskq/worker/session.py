@@ -169,16 +169,18 @@ class Session:
         # An outcome makes room only if its job is still held: a lost lease has made it before.
         freed = sum(outcome.reservation.job.id in self._held for outcome in outcomes)
         wanted = 0 if self._closing else self.target - len(self._held) + freed
+        looked = False
         if outcomes:
             settlements, taken = self._consumer.exchange(outcomes, max(0, wanted))
             self._settled(outcomes, settlements)
             outcomes.clear()
         elif wanted > 0:
             taken = self._wait_for_jobs(wanted)
+            looked = True
         else:
             taken = Taken([], None)
             self._bell.wait(self._rest())
-        self._taken(taken, asked=wanted > 0)
+        self._taken(taken, looked=looked)
 
     def _return_unheard(self) -> None:
         """Give back what was taken while the main thread was leaving."""
@@ -219,14 +221,15 @@ class Session:
         """Seconds until the next duty."""
         return max(0.0, self._next_duty - monotonic()) if self._held else 5 * _DUTY
 
-    def _taken(self, taken: Taken, *, asked: bool) -> None:
+    def _taken(self, taken: Taken, *, looked: bool) -> None:
         if taken.reservations:
             now = monotonic()
             for each in taken.reservations:
                 held = self._held[each.job.id] = _Held(each, now)
                 self._next_duty = min(self._next_duty, held.renew_at)
             self.inbox.append(Learned("taken", taken.reservations))
-        self.dry = asked and not taken.reservations and self.idle
+        # An exchange brings what is at hand: that it brought nothing says little.
+        self.dry = looked and not taken.reservations and self.idle
         if self.dry and self._burst:
             self.on_news()
             self._bell.wait(0.05)

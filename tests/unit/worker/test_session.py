@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from taskq.backend import Taken
 from taskq.backends.memory import MemoryBackend
 from taskq.errors import BackendUnavailableError
 from taskq.events import Event, Events
@@ -101,6 +102,33 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     yield Setting(backend, session, faults, heard)
     faults.where = ""
     assert session.close(10)
+    backend.close()
+
+
+def test_a_burst_ends_only_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = MemoryBackend()
+    consume = backend.consume
+
+    def lending_only_by_take(*arguments: Any) -> Any:
+        consumer = consume(*arguments)
+        settle = consumer.settle
+        monkeypatch.setattr(consumer, "exchange", lambda outcomes, limit: (settle(outcomes), Taken([], None)))
+        return consumer
+
+    monkeypatch.setattr(backend, "consume", lending_only_by_take)
+    session = Session(backend, {"tasks": 1}, "me", Events(), burst=True)
+    backend.push([Job(id=new_id()) for _ in range(3)])
+    setting = Setting(backend, session, Faults(), [])
+    session.on_news = lambda: dry_at.append(backend.size("tasks")) if session.dry else None
+    dry_at: list[int] = []
+    session.start()
+    session.want(1)
+    for _ in range(3):
+        session.settle([complete(each) for each in setting.taken(1)])
+    eventually(lambda: dry_at)
+    assert session.close(10)
+
+    assert dry_at[0] == 0
     backend.close()
 
 
