@@ -258,48 +258,69 @@ class _BesideConsumer(Consumer):
         if limit <= 0:
             return self._own.take(limit, timeout)
         end = monotonic() + timeout
-        taken = self._attempt(limit)
+        taken = self._attempt(limit, ask=timeout <= 0)
         left = end - monotonic()
         if not taken.reservations and left > 0:
             with self._messages.awaited(limit):
                 taken = self._own.take(limit, left)
             if not taken.reservations:
-                taken = self._attempt(limit)
+                taken = self._attempt(limit, ask=False)
         failure = self._messages.failure
         if failure is not None and not taken.reservations:
             raise failure
         return taken
 
     def exchange(self, outcomes: Sequence[Outcome], limit: int) -> tuple[list[Settlement], Taken]:
-        settlements = self._own.settle(outcomes) if outcomes else []
-        return settlements, self.take(limit) if limit > 0 else Taken([], None)
+        settlements, (own, next_due) = self._own.exchange(outcomes, self._share(limit))
+        try:
+            claimed = self._claimed(limit - len(own), ask=False)
+        except BackendError:
+            claimed = []  # the outcomes are written: whoever looks next learns that the store is away
+        return settlements, Taken(list(heapq.merge(own, claimed, key=_turn)), next_due)
 
     def claim(self, ids: Sequence[str]) -> list[Reservation]:
         return self._own.claim(ids)
 
-    def _attempt(self, limit: int) -> Taken:
-        """What is there now."""
+    def _share(self, limit: int) -> int:
+        """How many of ``limit`` the store may lend before messages are looked at."""
         self._odd = not self._odd
-        half = (limit + self._odd) // 2
+        return (limit + self._odd) // 2
+
+    def _attempt(self, limit: int, *, ask: bool) -> Taken:
+        """What is there now."""
+        half = self._share(limit)
         own, next_due = self._own.take(half)
-        claimed = self._claimed(limit - len(own))
-        if len(own) == half < limit - len(claimed):
-            rest, next_due = self._own.take(limit - len(own) - len(claimed))
-            own += rest
+        try:
+            claimed = self._claimed(limit - len(own), ask=ask)
+            if len(own) == half < limit - len(claimed):
+                rest, next_due = self._own.take(limit - len(own) - len(claimed))
+                own += rest
+        except BackendError:
+            if not own:
+                raise
+            claimed = []
         return Taken(list(heapq.merge(own, claimed, key=_turn)), next_due)
 
-    def _claimed(self, limit: int) -> list[Reservation]:
+    def _claimed(self, limit: int, *, ask: bool) -> list[Reservation]:
         """At most ``limit`` jobs that messages announce; stale messages are done with."""
         found: list[Reservation] = []
-        while len(found) < limit and (messages := self._messages.take(limit - len(found))):
-            jobs = [message.job for message in messages]
-            strays = [job for job in jobs if ANNOUNCEMENT not in job.headers]
-            if strays:
-                self._store.announce([replace(job, due=0.0) for job in strays])
-            claimed = {lent.job.id: lent for lent in self._own.claim([job.id for job in jobs])}
-            found += [claimed[job.id] for job in jobs if job.id in claimed]
+        while len(found) < limit and (messages := self._messages.take(limit - len(found), ask=ask)):
+            try:
+                found += self._claim([message.job for message in messages])
+            except BackendError:
+                self._messages.put_back(messages)
+                if not found:
+                    raise
+                break
             self._messages.acknowledge(messages)
         return found
+
+    def _claim(self, announced: Sequence[Job]) -> list[Reservation]:
+        strays = [job for job in announced if ANNOUNCEMENT not in job.headers]
+        if strays:
+            self._store.announce([replace(job, due=0.0) for job in strays])
+        claimed = {lent.job.id: lent for lent in self._own.claim([job.id for job in announced])}
+        return [claimed[job.id] for job in announced if job.id in claimed]
 
     def credit(self, n: int) -> None:
         self._own.credit(n)

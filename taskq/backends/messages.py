@@ -31,17 +31,25 @@ class Messages:
         self._watching = False
         self.failure: BackendError | None = None  #: why nothing comes, since the last message
 
-    def take(self, limit: int) -> list[Reservation]:
-        """At most ``limit`` messages, without waiting; none while the broker is away."""
+    def take(self, limit: int, *, ask: bool) -> list[Reservation]:
+        """At most ``limit`` messages, without waiting; none while the broker is away.
+
+        Those at hand; with ``ask`` also those that the broker has but has not sent yet, which may cost a round trip.
+        """
         found = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
-        if len(found) < limit:
+        if (missing := limit - len(found)) > 0:
             try:
-                found += self._consumer.take(limit - len(found)).reservations
+                taken = self._consumer.take(missing) if ask else self._consumer.exchange([], missing)[1]
+                found += taken.reservations
             except BackendError as error:
                 self.failure = error
                 return found
             self.failure = None
         return found
+
+    def put_back(self, messages: Sequence[Reservation]) -> None:
+        """These come first in the next take."""
+        self._arrived.extendleft(reversed(messages))
 
     def acknowledge(self, messages: Sequence[Reservation]) -> None:
         """These are done with. Where that does not reach the broker they come again, and are found to be stale."""

@@ -11,7 +11,7 @@ from taskq import TaskQ
 from taskq.backends import from_url
 from taskq.backends.beside import ANNOUNCEMENT, GRACE, LONG_GRACE, Beside, announcement
 from taskq.errors import BackendError, ConfigurationError
-from taskq.job import State
+from taskq.job import Settlement, State
 from tests.contract.acts import complete, ids, job, jobs, listed, outcome, states, take
 
 
@@ -164,3 +164,61 @@ def test_follow_ups_and_retries_are_the_stores_own(backend, broker, consumer):
 def test_an_app_with_a_broker_needs_a_store_that_keeps_results(tmp_path):
     with pytest.raises(ConfigurationError, match="keeps results itself"):
         TaskQ(f"sqlite:///{tmp_path}/a.db", store=f"sqlite:///{tmp_path}/b.db")
+
+
+@pytest.fixture
+def store_fails(monkeypatch, consumer):
+    """Let the store refuse the next claims."""
+    claim, left = consumer._own.claim, []
+
+    def refusing(announced):
+        if left:
+            left.pop()
+            raise BackendError("the store is away")
+        return claim(announced)
+
+    monkeypatch.setattr(consumer._own, "claim", refusing)
+    return lambda times: left.extend(range(times))
+
+
+def test_messages_whose_claim_fails_are_looked_at_again(backend, broker, consumer, store_fails):
+    pushed = backend.push(jobs(3))
+    store_fails(1)
+
+    with pytest.raises(BackendError):
+        take(consumer)
+    assert ids(take(consumer)) == pushed
+    assert states(broker) == {}
+
+
+def test_what_the_store_has_lent_is_kept_where_a_claim_fails(backend, consumer, store_fails):
+    announced = backend.push(jobs(1))
+    own = backend._store.push(jobs(1))
+    store_fails(1)
+
+    assert ids(take(consumer)) == own
+    assert ids(take(consumer)) == announced
+
+
+def test_an_exchange_answers_for_its_outcomes_also_where_a_claim_fails(backend, consumer, store_fails):
+    pushed = backend.push(jobs(1))
+    lent = take(consumer)
+    more = backend.push(jobs(2))
+    store_fails(1)
+
+    settlements, taken = consumer.exchange([outcome(each) for each in lent], 5)
+    assert (settlements, taken.reservations) == ([Settlement.SETTLED], [])
+    assert backend.find(pushed[0]).state is State.COMPLETED
+    _, taken = consumer.exchange([], 5)
+    assert ids(taken.reservations) == more
+
+
+def test_an_exchange_settles_and_takes_by_one_write_of_the_store(backend, consumer, monkeypatch):
+    backend.push(jobs(2))
+    lent = take(consumer)
+    more = backend._store.push(jobs(1))
+    monkeypatch.setattr(consumer._own, "take", None)
+
+    settlements, taken = consumer.exchange([outcome(each) for each in lent], 5)
+    assert settlements == [Settlement.SETTLED] * 2
+    assert ids(taken.reservations) == more
