@@ -113,7 +113,7 @@ def start(running: Running) -> str:
     if not (data / "meta.properties").exists():
         cluster = base64_id(uuid.uuid4())
         run(
-            [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)],
+            [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)],
             "formatting Kafka's storage",
         )
     running.spawn([*java, "kafka.Kafka", properties])
