@@ -338,18 +338,20 @@ class Bell:
 
     def close(self) -> None:
         """Take the bell down. Idempotent."""
-        if self._wake_fd < 0:
-            return
-        if self._socket is not None and self.slot is not None:
-            if self._pid == os.getpid():
-                self._bells.take_down(self.slot, self._socket)
-            else:
-                self._socket.close()
-        self._socket = self.slot = None
+        forked = self._pid != os.getpid()
+        if forked:
+            self._waking = threading.RLock()  # whoever holds the other stayed behind
         with self._waking:
             fd, self._wake_fd = self._wake_fd, -1
-            if fd >= 0:
-                os.close(fd)
+        if fd < 0:
+            return
+        if self._socket is not None and self.slot is not None:
+            if forked:
+                self._socket.close()
+            else:
+                self._bells.take_down(self.slot, self._socket)
+        self._socket = self.slot = None
+        os.close(fd)
 
     def _drain(self) -> bool:
         called = False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 
@@ -178,6 +179,34 @@ def test_whoever_wakes_while_it_is_taken_down_touches_nothing_else(hang):
         with pytest.raises(BlockingIOError):
             os.eventfd_read(stranger)
         os.close(stranger)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_while_another_thread_wakes_it_holds_nobody_up(hang):
+    bell = hang()
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with bell._waking:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        try:
+            bell.close()
+        finally:
+            os._exit(0)
+    done.set()
+    thread.join()
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_a_stranger_may_send_what_it_likes(hang, bells):
