@@ -11,6 +11,7 @@ them itself. A job whose message was lost becomes one too: see :meth:`Beside.hou
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -272,10 +273,10 @@ class _BesideConsumer(Consumer):
 
     def exchange(self, outcomes: Sequence[Outcome], limit: int) -> tuple[list[Settlement], Taken]:
         settlements, (own, next_due) = self._own.exchange(outcomes, self._share(limit))
-        try:
-            claimed = self._claimed(limit - len(own), ask=False)
-        except BackendError:
-            claimed = []  # the outcomes are written: whoever looks next learns that the store is away
+        claimed: list[Reservation] = []
+        # The outcomes are written: whoever looks next learns that the store is away.
+        with contextlib.suppress(BackendError):
+            self._claim_announced(claimed, limit - len(own), ask=False)
         return settlements, Taken(list(heapq.merge(own, claimed, key=_turn)), next_due)
 
     def claim(self, ids: Sequence[str]) -> list[Reservation]:
@@ -287,33 +288,29 @@ class _BesideConsumer(Consumer):
         return (limit + self._odd) // 2
 
     def _attempt(self, limit: int, *, ask: bool) -> Taken:
-        """What is there now."""
+        """What is there now. Where the store goes away midway, what it lent before."""
         half = self._share(limit)
         own, next_due = self._own.take(half)
+        claimed: list[Reservation] = []
         try:
-            claimed = self._claimed(limit - len(own), ask=ask)
+            self._claim_announced(claimed, limit - len(own), ask=ask)
             if len(own) == half < limit - len(claimed):
                 rest, next_due = self._own.take(limit - len(own) - len(claimed))
                 own += rest
         except BackendError:
-            if not own:
+            if not own and not claimed:
                 raise
-            claimed = []
         return Taken(list(heapq.merge(own, claimed, key=_turn)), next_due)
 
-    def _claimed(self, limit: int, *, ask: bool) -> list[Reservation]:
-        """At most ``limit`` jobs that messages announce; stale messages are done with."""
-        found: list[Reservation] = []
-        while len(found) < limit and (messages := self._messages.take(limit - len(found), ask=ask)):
+    def _claim_announced(self, claimed: list[Reservation], limit: int, *, ask: bool) -> None:
+        """Fill ``claimed`` with at most ``limit`` jobs that messages announce; stale messages are done with."""
+        while len(claimed) < limit and (messages := self._messages.take(limit - len(claimed), ask=ask)):
             try:
-                found += self._claim([message.job for message in messages])
+                claimed.extend(self._claim([message.job for message in messages]))
             except BackendError:
                 self._messages.put_back(messages)
-                if not found:
-                    raise
-                break
+                raise
             self._messages.acknowledge(messages)
-        return found
 
     def _claim(self, announced: Sequence[Job]) -> list[Reservation]:
         strays = [job for job in announced if ANNOUNCEMENT not in job.headers]

@@ -200,6 +200,22 @@ def test_what_the_store_has_lent_is_kept_where_a_claim_fails(backend, consumer, 
     assert ids(take(consumer)) == announced
 
 
+def test_what_was_claimed_is_kept_where_the_store_fails_later(backend, consumer, monkeypatch):
+    pushed = backend.push(jobs(1)) + backend._store.push(jobs(2))
+    take_own, asked = consumer._own.take, []
+
+    def refusing_the_second(*arguments, **options):
+        asked.append(arguments)
+        if len(asked) == 2:
+            raise BackendError("the store is away")
+        return take_own(*arguments, **options)
+
+    monkeypatch.setattr(consumer._own, "take", refusing_the_second)
+
+    assert sorted(ids(take(consumer, 4))) == sorted(pushed)
+    assert len(asked) == 2
+
+
 def test_an_exchange_answers_for_its_outcomes_also_where_a_claim_fails(backend, consumer, store_fails):
     pushed = backend.push(jobs(1))
     lent = take(consumer)
