@@ -121,15 +121,11 @@ def digest(value: Any) -> str:
     data = codec.encode(value, root="arguments")
     try:
         found = msgpack.unpackb(data[2:], strict_map_key=False, object_pairs_hook=_Pairs)
+        return _digest(found, MAX_NESTING).hex()
     except (RecursionError, ValueError) as error:
-        raise _too_deep() from error
-    return _digest(found, MAX_NESTING).hex()
-
-
-def _too_deep() -> EncodeError:
-    return EncodeError(
-        f"the arguments are nested more than {MAX_NESTING} levels deep, too deeply to make a unique key of them"
-    )
+        raise EncodeError(
+            f"the arguments are nested more than {MAX_NESTING} levels deep, too deeply to make a unique key of them"
+        ) from error
 
 
 class _Pairs(list[Any]):
@@ -139,16 +135,15 @@ class _Pairs(list[Any]):
 _SETS: Final = frozenset({Mark.SET, Mark.FROZENSET})
 
 
-def _digest(value: Any, depth: int) -> bytes:
-    if depth < 0:
-        raise _too_deep()
+def _digest(value: Any, levels: int) -> bytes:
+    if levels < 0:
+        raise RecursionError
+    inner = levels - 1
     if isinstance(value, _Pairs):
-        return _hash(
-            b"map", sorted(_digest(key, depth - 1) + _digest(item, depth - 1) for key, item in value)
-        )
+        return _hash(b"map", sorted(_digest(key, inner) + _digest(item, inner) for key, item in value))
     if not isinstance(value, list):
         return _hash(b"leaf", [msgpack.packb(value)])
-    parts = [_digest(item, depth - 1) for item in value]
+    parts = [_digest(item, inner) for item in value]
     mark = value[0].code if value and isinstance(value[0], msgpack.ExtType) else None
     if mark in _SETS:
         parts[1:] = sorted(parts[1:])
