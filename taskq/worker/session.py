@@ -169,14 +169,13 @@ class Session:
         # An outcome makes room only if its job is still held: a lost lease has made it before.
         freed = sum(outcome.reservation.job.id in self._held for outcome in outcomes)
         wanted = 0 if self._closing else self.target - len(self._held) + freed
-        looked = False
+        looked = wanted > 0 and not outcomes
         if outcomes:
             settlements, taken = self._consumer.exchange(outcomes, max(0, wanted))
             self._settled(outcomes, settlements)
             outcomes.clear()
-        elif wanted > 0:
+        elif looked:
             taken = self._wait_for_jobs(wanted)
-            looked = True
         else:
             taken = Taken([], None)
             self._bell.wait(self._rest())

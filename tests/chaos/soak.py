@@ -166,10 +166,8 @@ class Soak:
         elif verb in {"kill", "stop"}:
             self.events.victims.add(worker.pid)
             self._strike(verb, worker.pid, group=whom == "group")
-            if verb == "kill":  # nobody will ask it to end
-                self._workers.remove(worker)
-                worker.process.wait()
-                worker.close()
+            if verb == "kill":
+                worker.process.wait()  # gone before anybody asks it to end
         elif verb == "term":
             self._workers.remove(worker)
             self._ending.append(worker)

@@ -119,8 +119,8 @@ def test_a_burst_ends_only_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None
     session = Session(backend, {"tasks": 1}, "me", Events(), burst=True)
     backend.push([Job(id=new_id()) for _ in range(3)])
     setting = Setting(backend, session, Faults(), [])
-    session.on_news = lambda: dry_at.append(backend.size("tasks")) if session.dry else None
     dry_at: list[int] = []
+    session.on_news = lambda: dry_at.append(backend.size("tasks")) if session.dry else None
     session.start()
     session.want(1)
     for _ in range(3):
