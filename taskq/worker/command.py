@@ -105,16 +105,11 @@ def _solo(
 
     app = find_app(options.app)
     child = LocalChild(layout(options, worker), app, here=True)
-
-    def start_child() -> LocalChild:
-        child.start()
-        return child
-
     supervisor = Supervisor(
         options,
         worker=worker,
         children=1,
-        start_child=start_child,
+        start_child=child.start,
         open_backend=lambda _: app.backend,
         events=events,
         burst=options.burst,

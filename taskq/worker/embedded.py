@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from taskq.backend import Backend
 from taskq.errors import ConfigurationError, TaskQError
 from taskq.worker.facts import identity
 from taskq.worker.options import WorkerOptions, worker_options
@@ -70,21 +69,12 @@ class EmbeddedWorker:
 
     def _make(self, *, burst: bool) -> Supervisor:
         worker = identity()
-
-        def start_child() -> LocalChild:
-            child = LocalChild(layout(self._options, worker), self._app)
-            child.start()
-            return child
-
-        def open_backend(_: Mapping[str, Any]) -> Backend:
-            return self._app.backend
-
         return Supervisor(
             self._options,
             worker=worker,
             children=1,
-            start_child=start_child,
-            open_backend=open_backend,
+            start_child=lambda: LocalChild(layout(self._options, worker), self._app).start(),
+            open_backend=lambda _: self._app.backend,
             events=self._app.events,
             burst=burst,
         )

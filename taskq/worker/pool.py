@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from taskq.worker import child as child_module
 from taskq.worker import preload
@@ -34,7 +34,7 @@ class ChildHandle(Protocol):
     end: ParentEnd
     slots: Slots
 
-    def start(self) -> None: ...
+    def start(self) -> Self: ...
 
     @property
     def sentinel(self) -> int | None:
@@ -86,7 +86,7 @@ class ProcessChild:
         self._process: Any = None
         self.pid = 0
 
-    def start(self) -> None:
+    def start(self) -> Self:
         theirs = (Descriptor(self._descriptor), Descriptor(self._their_life))
         process = self._context.Process(  # type: ignore[attr-defined]
             target=child_module.main, args=(self.spec, self._theirs, *theirs, self._lock), name="taskq-child"
@@ -102,6 +102,7 @@ class ProcessChild:
             os.close(self._their_life)
         self._process = process
         self.pid = process.pid
+        return self
 
     @property
     def sentinel(self) -> int | None:
@@ -149,10 +150,11 @@ class LocalChild:
         self.ended = threading.Event()  #: whether it has served
         self._thread = threading.Thread(target=self.serve, name="taskq-child", daemon=True)
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self._their_end.send(child_module.greeting(self._app))
         if not self._here:
             self._thread.start()
+        return self
 
     def serve(self) -> None:
         """Run jobs until told to stop; :meth:`start` does it in a thread of its own unless told ``here``."""
@@ -199,9 +201,7 @@ class ProcessPool:
     def start(self) -> ProcessChild:
         """Start a child."""
         with _group_signals_held_back():
-            made = ProcessChild(self.spec(), multiprocessing.get_context(self._method))
-            made.start()
-        return made
+            return ProcessChild(self.spec(), multiprocessing.get_context(self._method)).start()
 
     def spec(self) -> ChildSpec:
         return layout(self._options, self._worker)
