@@ -261,6 +261,7 @@ def test_a_consumer_does_not_cross_a_fork(backend):
 def test_what_a_child_inherits_dies_with_its_parent(backend, path, tmp_path):
     """A forked child that lives on must not seem to be its parent: neither by its lock nor by its bell."""
     read, write = os.pipe()
+    born, birth = os.pipe()
     parent = os.fork()
     if parent == 0:
         consumer = backend.consume({"tasks": 1}, "parent")
@@ -268,18 +269,21 @@ def test_what_a_child_inherits_dies_with_its_parent(backend, path, tmp_path):
         take(consumer)
         child = os.fork()
         if child == 0:
+            os.write(birth, b"x")  # a fork returns once the child has let go of what is not its own
             os.read(read, 1)
             os._exit(0)
         os._exit(0)
     os.waitpid(parent, 0)
+    os.close(birth)
     try:
+        assert os.read(born, 1) == b"x"
         assert len(backend.reclaim().suspects) == 1
         backend._file.bells.call("parent")
         assert not [entry for entry in (tmp_path / "jobs.db.bells").iterdir() if entry.is_socket()]
     finally:
         os.write(write, b"x")
-        os.close(read)
-        os.close(write)
+        for end in (read, write, born):
+            os.close(end)
 
 
 def test_a_settle_of_a_deleted_job_is_remembered_by_its_process_only(backend, path):
