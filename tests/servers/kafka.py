@@ -53,6 +53,13 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 log.cleaner.dedupe.buffer.size=4194304
+log.index.size.max.bytes=65536
+group.consumer.assignment.interval.ms=0
+group.consumer.heartbeat.interval.ms=200
+group.consumer.min.heartbeat.interval.ms=200
+group.consumer.session.timeout.ms=3000
+group.consumer.min.session.timeout.ms=3000
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 """
 
 _LOG4J = """\

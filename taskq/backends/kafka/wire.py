@@ -1,0 +1,63 @@
+"""A job as the value of a message, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgpack
+
+from taskq.errors import DecodeError
+from taskq.job import Attempt, Job, Lane, State, Unique
+
+_VERSION: Final = 1
+
+
+def pack(job: Job) -> bytes:
+    """All of ``job`` that must travel; its state is where the message stands."""
+    fields: dict[str, Any] = {
+        name: value for name in _PLAIN if (value := getattr(job, name)) != _DEFAULTS[name]
+    }
+    if job.headers:
+        fields["headers"] = dict(job.headers)
+    if job.unique is not None:
+        fields["unique"] = list(job.unique)
+    if job.lane is not None:
+        fields["lane"] = job.lane.packed()
+    if job.history:
+        fields["history"] = [[getattr(attempt, name) for name in _ATTEMPT] for attempt in job.history]
+    packed = msgpack.packb([_VERSION, fields])
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def unpack(value: bytes | None, state: State = State.PENDING) -> Job:
+    """The job of :func:`pack`. Raises ``DecodeError`` for anything else."""
+    try:
+        version, fields = msgpack.unpackb(value, strict_map_key=False)
+        if version != _VERSION:
+            raise DecodeError(f"a message of version {version!r}; this taskq reads {_VERSION}")
+        if "unique" in fields:
+            fields["unique"] = Unique(*fields["unique"])
+        if "lane" in fields:
+            fields["lane"] = Lane.unpacked(fields["lane"])
+        if "history" in fields:
+            fields["history"] = tuple(
+                Attempt(**dict(zip(_ATTEMPT, values, strict=True))) for values in fields["history"]
+            )
+        return Job(**fields, state=state)
+    except (TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+        raise DecodeError(f"a message that is no job: {error}") from error
+
+
+#: Fields that msgpack takes as they are.
+_PLAIN: Final = (
+    *("id", "queue", "task", "payload", "priority", "due", "expires", "lease", "max_retries"),
+    *("loss_base", "loss_cap", "keep", "created", "attempts", "losses", "deliveries", "generation"),
+    *("first_started", "ended", "error", "result"),
+)
+_ATTEMPT: Final = (
+    *("number", "generation", "worker", "started", "ended"),
+    *("error_type", "message", "traceback", "delay"),
+)
+_DEFAULT_JOB: Final = Job(id="")
+_DEFAULTS: Final = {name: getattr(_DEFAULT_JOB, name) for name in _PLAIN}
