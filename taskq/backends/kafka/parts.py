@@ -1,0 +1,107 @@
+"""The partitions of one member, and the jobs in them that have not ended."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from typing import Any, Final
+
+from taskq.backends.kafka import marks
+from taskq.backends.kafka.marks import Mark, Marks
+from taskq.backends.kafka.topics import Slot
+from taskq.job import Job
+
+#: Jobs of one partition that may be lent at once; more wait for these.
+MOST_LENT: Final = 500
+#: Where the marks are longer than this, nothing more is lent before they are shorter. What is lent by then fits still.
+_CROWDED: Final = 2000
+#: Messages of one partition that are held before reading pauses, and how few are left when it goes on.
+FULL: Final = 2000
+LOW: Final = 500
+
+
+class Held:
+    """A message that was read and has not ended."""
+
+    __slots__ = ("job", "mark", "offset", "part", "rank", "session", "settling", "started", "token")
+
+    def __init__(self, part: Part, offset: int, job: Job, stamp: int) -> None:
+        self.part = part
+        self.offset = offset
+        self.job = job
+        self.rank = (-job.priority, stamp, offset)  #: the smallest is lent first
+        self.mark = Mark.OPEN
+        self.token = 0
+        self.session: Any = None  #: who has it
+        self.started: float | None = None
+        self.settling = False  #: its end is being written
+
+    def __lt__(self, other: Held) -> bool:
+        return self.rank < other.rank
+
+
+class Part:
+    """One partition that is assigned to this member."""
+
+    def __init__(self, slot: Slot, queue: str, band: int, hop: float | None, base: int, text: str) -> None:
+        self.slot = slot
+        self.queue = queue
+        self.band = band
+        self.hop = hop  #: for the topic of delays: how long a job stays
+        self.reached = base  #: everything before it was read; below 0 where that is not known yet
+        self.open: OrderedDict[int, Held] = OrderedDict()  #: by offset: what has not ended
+        self.prior = marks.read(base, text)  #: what an earlier owner knew
+        self.heap: list[Held] = []  #: what waits to be lent
+        self.lent = 0
+        self.version = 0  #: grows with every change
+        self.saved = 0  #: the version that was committed last
+        self.crowded = False
+        self.paused = False
+        self.live = True  #: assigned still
+
+    @property
+    def ready(self) -> int:
+        """How many jobs may be lent now."""
+        if self.crowded:
+            return 0
+        return min(len(self.heap), MOST_LENT - self.lent)
+
+    def add(self, held: Held) -> None:
+        self.open[held.offset] = held
+
+    def wait(self, held: Held) -> None:
+        """``held`` may be lent."""
+        held.mark, held.session, held.started = Mark.OPEN, None, None
+        heapq.heappush(self.heap, held)
+
+    def end(self, held: Held) -> None:
+        """``held`` has ended."""
+        if self.open.pop(held.offset, None) is not None:
+            self.version += 1
+
+    def read_to(self, offset: int) -> None:
+        """Everything before ``offset`` was read."""
+        if offset > self.reached:
+            self.reached = offset
+            if not self.open:
+                self.version += 1  # nothing is left before it: that can be committed
+
+    def marks(self, without: frozenset[Held] | set[Held] = frozenset()) -> Marks:
+        """What to commit, as if those of ``without`` had ended."""
+        unfinished = ((offset, held.mark) for offset, held in self.open.items() if held not in without)
+        # Messages that an earlier owner finished are read past silently; those still to come are known from it.
+        written = marks.write(self.reached, unfinished)
+        if self.prior:
+            written = self._with_prior(without)
+        self.crowded = len(written.text) > _CROWDED
+        return written
+
+    def _with_prior(self, without: frozenset[Held] | set[Held]) -> Marks:
+        """The same, with what an earlier owner knew of offsets that are not read yet."""
+        last = max(self.prior)
+        unfinished = [(offset, held.mark) for offset, held in self.open.items() if held not in without]
+        for offset in range(max(self.reached, 0), last + 1):
+            mark = self.prior.get(offset, Mark.OPEN)
+            if mark is not Mark.DONE:
+                unfinished.append((offset, mark))
+        return marks.write(max(last + 1, self.reached), unfinished)

@@ -1,0 +1,156 @@
+"""Messages and finished offsets in one write."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.backends.kafka.delays import Letter
+from taskq.backends.kafka.failures import told
+from taskq.backends.kafka.place import Place
+from taskq.clock import monotonic
+from taskq.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException, Producer, TopicPartition
+
+#: A transaction of a worker that died holds up the readers of what it wrote for no longer than this, in seconds, and
+#: the time that the server takes to notice (``transaction.abort.timed.out.transaction.cleanup.interval.ms``).
+TIMEOUT: Final = 10.0
+#: Producers that take turns: the server is busy with the end of the last transaction while the next begins.
+_PRODUCERS: Final = 2
+
+
+class InDoubtError(BackendUnavailableError):
+    """The server may or may not have committed; :meth:`Transactions.decide` finds out."""
+
+
+class Transactions:
+    """Transactions one after the other. Driven by one thread at a time."""
+
+    def __init__(self, place: Place, name: str, *, producers: int = _PRODUCERS) -> None:
+        self._place = place
+        self._names = [f"{place.prefix}-{name}-{n}" for n in range(producers)]
+        self._ready: dict[str, Producer] = {}
+        self._turn = 0
+        self._doubted: str | None = None
+
+    def run(self, letters: Sequence[Letter], offsets: Sequence[TopicPartition] = (), group: Any = None) -> None:
+        """Write all or nothing.
+
+        Raises ``BackendUnavailableError`` where nothing is written, :class:`InDoubtError` where that is not known.
+        """
+        from confluent_kafka import KafkaException
+
+        self._turn = (self._turn + 1) % len(self._names)
+        name = self._names[self._turn]
+        try:
+            producer = self._producer(name)
+            self._write(producer, letters, offsets, group)
+        except (KafkaException, BufferError) as error:
+            self._abort(name)
+            raise self._told(error) from error
+        self._commit(name, producer)
+
+    def _write(
+        self, producer: Producer, letters: Sequence[Letter], offsets: Sequence[TopicPartition], group: Any
+    ) -> None:
+        producer.begin_transaction()
+        for topic, partition, key, value, stamp in letters:
+            try:
+                producer.produce(topic, value, key, partition, timestamp=stamp)
+            except BufferError:
+                producer.poll(1.0)
+                producer.produce(topic, value, key, partition, timestamp=stamp)
+        if offsets:
+            producer.send_offsets_to_transaction(list(offsets), group, TIMEOUT)
+
+    def _commit(self, name: str, producer: Producer) -> None:
+        from confluent_kafka import KafkaException
+
+        end = monotonic() + TIMEOUT
+        while True:
+            try:
+                producer.commit_transaction(max(0.1, end - monotonic()))
+            except KafkaException as error:
+                reason = error.args[0]
+                if reason.txn_requires_abort():
+                    self._abort(name)
+                    raise self._told(error) from error
+                if not reason.retriable() or monotonic() > end:
+                    self._discard(name)
+                    self._doubted = name
+                    raise InDoubtError(str(self._told(error))) from error
+            else:
+                return
+
+    def decide(self) -> None:
+        """End what is in doubt: afterwards the committed offsets tell which way. Raises ``BackendUnavailableError``."""
+        from confluent_kafka import KafkaException
+
+        if self._doubted is None:
+            return
+        try:
+            self._producer(self._doubted)
+        except KafkaException as error:
+            self._discard(self._doubted)
+            raise self._told(error) from error
+        self._doubted = None
+
+    def prepare(self) -> None:
+        """Fence others of the same name: what they have open ends, and they commit no more."""
+        from confluent_kafka import KafkaException
+
+        for name in self._names:
+            try:
+                self._producer(name)
+            except KafkaException as error:
+                self._discard(name)
+                raise self._told(error) from error
+
+    def _producer(self, name: str) -> Producer:
+        producer = self._ready.get(name)
+        if producer is None:
+            from confluent_kafka import Producer
+
+            producer = Producer(
+                self._place.client(
+                    transactional_id=name,
+                    transaction_timeout_ms=int(TIMEOUT * 1000),
+                    message_max_bytes=100_000_000,
+                    linger_ms=0,
+                    compression_type="lz4",
+                )
+            )
+            producer.init_transactions(TIMEOUT)
+            self._ready[name] = producer
+        return producer
+
+    def _abort(self, name: str) -> None:
+        """Leave no transaction open; a producer that cannot abort is given up, and with it its transaction."""
+        from confluent_kafka import KafkaException
+
+        producer = self._ready.get(name)
+        if producer is None:
+            return
+        try:
+            producer.abort_transaction(TIMEOUT / 2)
+        except KafkaException:
+            self._discard(name)
+
+    def _discard(self, name: str) -> None:
+        producer = self._ready.pop(name, None)
+        if producer is not None:
+            with contextlib.suppress(BufferError):
+                producer.purge()
+
+    def _told(self, error: KafkaException | BufferError) -> BackendUnavailableError:
+        if isinstance(error, BufferError):
+            return BackendUnavailableError(f"{self._place.location}: the driver's queue is full")
+        reason = told(error.args[0], "a transaction", self._place.location)
+        return BackendUnavailableError(str(reason))
+
+    def close(self) -> None:
+        for name in list(self._ready):
+            self._discard(name)
