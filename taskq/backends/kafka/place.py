@@ -87,7 +87,8 @@ class Place:
 def _encoded(queue: str) -> str:
     """``queue`` in letters that a topic may have: others as ``_`` and two hex digits per byte."""
     text = "".join(
-        char if _PLAIN.fullmatch(char) else "".join(f"_{byte:02X}" for byte in char.encode()) for char in queue
+        char if _PLAIN.fullmatch(char) else "".join(f"_{byte:02X}" for byte in char.encode())
+        for char in queue
     )
     return _OWN_ENDINGS.sub("_2E", text)
 

@@ -16,7 +16,7 @@ from taskq.backends.kafka.parts import Held, Part
 from taskq.backends.kafka.topics import Slot
 from taskq.backends.turns import Turns
 from taskq.clock import Clock
-from taskq.job import Job, Reservation, State
+from taskq.job import KEPT_ATTEMPTS, Job, Reservation, State
 
 #: Settled reservations that are remembered, so that a repeat is known.
 _REMEMBERED: Final = 50_000
@@ -31,7 +31,7 @@ class Shelf:
         self.parts: dict[Slot, Part] = {}
         self.by_queue: dict[str, list[Part]] = defaultdict(list)
         self.orphans: list[Held] = []  #: were lent by an owner that is gone
-        self.broken: list[tuple[Part, int, bytes]] = []  #: messages that are no jobs
+        self.broken: list[tuple[Held, str]] = []  #: messages that are no jobs, and why
         self.early: list[tuple[float, int, Held]] = []  #: due within a moment
         self.settled: OrderedDict[tuple[str, int], tuple[Part, int]] = OrderedDict()
         self._token = 0
@@ -50,7 +50,7 @@ class Shelf:
             part.live = False
             self.by_queue[part.queue].remove(part)
             self.orphans = [held for held in self.orphans if held.part is not part]
-            self.broken = [entry for entry in self.broken if entry[0] is not part]
+            self.broken = [entry for entry in self.broken if entry[0].part is not part]
             self.changed.notify_all()
         return part
 
@@ -93,15 +93,42 @@ class Shelf:
                 self.changed.notify_all()
         return self.early[0][0] if self.early else None
 
-    def forwardable(self, limit: int) -> list[Held]:
-        """Delayed jobs whose hop is over."""
-        now = int(self.clock.now() * 1000)
-        found: list[Held] = []
+    def leaving(self, limit: int) -> list[tuple[Held, Job]]:
+        """What must stand elsewhere, and as what: delayed jobs whose hop is over, and what an earlier owner left."""
+        now = self.clock.now()
+        found = [(held, held.job) for held in self._over(limit, int(now * 1000))]
+        for held in self.orphans:
+            found.append((held, remembering(moves.lost(held.job, held.started, now))))
+        for held, why in self.broken:
+            found.append((held, moves.end(held.job, State.DEAD, now, error=why)))
+        self.orphans, self.broken = [], []
+        for held, _ in found:
+            held.settling = True
+        return found
+
+    def _over(self, limit: int, now: int) -> Iterator[Held]:
         for part in self.parts.values():
             if part.hop is not None:
-                while part.heap and part.heap[0].rank[1] <= now and len(found) < limit:
-                    found.append(heapq.heappop(part.heap))
-        return found
+                while part.heap and part.heap[0].rank[1] <= now and limit > 0:
+                    limit -= 1
+                    yield heapq.heappop(part.heap)
+
+    def stands(self, held: Held) -> bool:
+        """Whether ``held`` is this member's still, and has not ended."""
+        return held.part.live and held.offset in held.part.open
+
+    def stay(self, helds: Iterable[Held]) -> None:
+        """What was to be written with these was not."""
+        for held in helds:
+            held.settling = False
+            if not self.stands(held) or held.session is not None or held.mark is Mark.OPEN and held.token:
+                continue
+            if held.part.hop is not None:
+                heapq.heappush(held.part.heap, held)
+            elif held.mark is Mark.OPEN:
+                self.broken.append((held, held.job.error or "no job"))
+            else:
+                self.orphans.append(held)
 
     # -- lending ----------------------------------------------------------------------
 
@@ -206,3 +233,10 @@ class Shelf:
 def sure(needs: Sequence[tuple[Part, int]]) -> bool:
     """Whether nothing can change any more about these: written, or the partition is another's."""
     return all(part.saved >= version or not part.live for part, version in needs)
+
+
+def remembering(move: moves.Move) -> Job:
+    """The job of ``move``, with the bad end in its history."""
+    if move.attempt is None:
+        return move.job
+    return replace(move.job, history=(*move.job.history, move.attempt)[-KEPT_ATTEMPTS:])

@@ -78,9 +78,7 @@ class Topics:
         replicas = min(3, self._brokers())
         secure = {"min.insync.replicas": str(max(1, replicas - 1))}
         new = [
-            NewTopic(
-                topic, num_partitions=width, replication_factor=replicas, config={**config, **secure}
-            )
+            NewTopic(topic, num_partitions=width, replication_factor=replicas, config={**config, **secure})
             for topic, (width, config) in wanted.items()
         ]
         for topic, future in self._client().create_topics(new, request_timeout=self._timeout).items():
@@ -187,9 +185,7 @@ class Topics:
         """What the group of the workers has committed."""
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
-        request = ConsumerGroupTopicPartitions(
-            self._place.group, [TopicPartition(*slot) for slot in slots]
-        )
+        request = ConsumerGroupTopicPartitions(self._place.group, [TopicPartition(*slot) for slot in slots])
         nothing = Committed(-1, "")
         if not slots:
             return {}

@@ -36,7 +36,9 @@ class Transactions:
         self._turn = 0
         self._doubted: str | None = None
 
-    def run(self, letters: Sequence[Letter], offsets: Sequence[TopicPartition] = (), group: Any = None) -> None:
+    def run(
+        self, letters: Sequence[Letter], offsets: Sequence[TopicPartition] = (), group: Any = None
+    ) -> None:
         """Write all or nothing.
 
         Raises ``BackendUnavailableError`` where nothing is written, :class:`InDoubtError` where that is not known.
