@@ -20,7 +20,7 @@ SCHEMES: Final[dict[str, str | None]] = {
     "mongodb": None,
     "amqp": None,
     "amqps": None,
-    "kafka": None,
+    "kafka": "taskq.backends.kafka",
 }
 
 

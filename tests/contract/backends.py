@@ -5,6 +5,7 @@ A new backend adds one case here and nothing elsewhere: tests ask a case for its
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import threading
 from collections import Counter
@@ -132,4 +133,15 @@ class BesideCase(SQLiteCase):
         return f"sqlite:///{place}/messages.db with sqlite:///{place}/jobs.db"
 
 
-CASES = [MemoryCase(), SQLiteCase(), BesideCase()]
+class KafkaCase(BackendCase):
+    """Real topics, of a prefix of the test's own. One partition: the order of several is nobody's promise."""
+
+    name = "kafka"
+    servers = ("kafka",)
+
+    def url(self, place):
+        prefix = f"t{hashlib.sha1(str(place).encode()).hexdigest()[:12]}"
+        return f"{servers.url('kafka') or 'kafka://127.0.0.1:9'}?prefix={prefix}&partitions=1"
+
+
+CASES = [MemoryCase(), SQLiteCase(), BesideCase(), KafkaCase()]

@@ -40,6 +40,8 @@ _CAPABILITIES = Capabilities(
 )
 #: Up to this many messages are looked at one by one to tell jobs from the marks of transactions.
 _LOOKED_AT: Final = 2000
+#: How long a count waits for transactions that are open, in seconds.
+_MOMENT: Final = 1.0
 
 T = TypeVar("T")
 
@@ -146,12 +148,11 @@ class KafkaBackend(Backend):
     def _own(self, queue: str, slots: Sequence[Slot]) -> dict[Slot, int]:
         """How many jobs wait in those of ``slots`` that this process has."""
         member = self._member
-        if member is None or not slots:
+        if member is None or not slots or not member.serves(queue):
             return {}
-        member.catch_up([queue], 1.0)
-        ends = self.topics.ends(slots)
+        ends = member.catch_up([queue], _MOMENT)
         with member.shelf.changed:
-            parts = [part for slot in slots if (part := member.shelf.parts.get(slot)) is not None]
+            parts = [part for slot in ends if (part := member.shelf.parts.get(slot)) is not None]
             return {
                 part.slot: max(0, member.shelf.waiting([part]))
                 + max(0, ends[part.slot] - max(0, part.reached))
@@ -220,7 +221,7 @@ class KafkaBackend(Backend):
         own = self._own(queue, slots)
         purged = 0
         if self._member is not None and own:
-            purged += self._member.purge([queue])
+            purged += self._member.purge(self.topics.ends(own))
         others = [slot for slot in slots if slot not in own]
         ends, said = self.topics.ends(others), self.topics.committed(others)
         # What is lent in a partition stays, and with it what stands behind it there.

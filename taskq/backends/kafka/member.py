@@ -92,7 +92,7 @@ class Member:
         self._commit_after = 0.0
         self._probe_after = 0.0
         self._awaited: set[Part] = set()  #: somebody waits until these are committed
-        self._consumer: Consumer
+        self._consumer = self._open()
         self._thread = threading.Thread(target=self._run, name="taskq-kafka-member", daemon=True)
         self._thread.start()
 
@@ -112,8 +112,11 @@ class Member:
             self.shelf.changed.notify_all()
             return not self._queues
 
-    def catch_up(self, queues: Iterable[str], timeout: float) -> None:
-        """Return when everything that stands in this member's partitions of ``queues`` now has been read."""
+    def catch_up(self, queues: Iterable[str], timeout: float) -> dict[Slot, int]:
+        """Return when everything that stands in this member's partitions of ``queues`` now has been read.
+
+        Waits for transactions that are open there, for ``timeout`` seconds at most. Returns where they end.
+        """
         changed, shelf = self.shelf.changed, self.shelf
         queues = set(queues)
         end = monotonic() + timeout
@@ -131,6 +134,7 @@ class Member:
         with changed:
             changed.wait_for(caught_up, max(0.0, end - monotonic()))
             self.raise_failure()
+        return ends
 
     def _is_joined(self, queues: set[str]) -> bool:
         return all(queue in self._joined or self.shelf.by_queue.get(queue) for queue in queues)
@@ -146,6 +150,17 @@ class Member:
             raise BackendUnavailableError(str(self.failure))
         if self._busy_since is not None and monotonic() - self._busy_since > _PATIENCE:
             raise BackendUnavailableError(f"{self._place.location} does not answer")
+
+    def serves(self, queue: str) -> bool:
+        return queue in self._queues
+
+    def purge(self, ends: Mapping[Slot, int]) -> int:
+        """End what waits in those of these partitions that are this member's, up to their ends; returns how many."""
+        with self.shelf.changed:
+            parts = [part for slot in ends if (part := self.shelf.parts.get(slot)) is not None]
+            purged = sum(self.shelf.purge(part, ends[part.slot]) for part in parts)
+            self.write(None, [(part, part.version) for part in parts])
+            return purged
 
     # -- writing ----------------------------------------------------------------------
 
@@ -174,10 +189,10 @@ class Member:
 
     # -- the thread -------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _open(self) -> Consumer:
         from confluent_kafka import Consumer
 
-        self._consumer = Consumer(
+        return Consumer(
             self._place.client(
                 group_id=self._place.group,
                 group_protocol="consumer",
@@ -195,6 +210,8 @@ class Member:
                 error_cb=self._on_error,
             )
         )
+
+    def _run(self) -> None:
         try:
             while not self._closing:
                 self._turn()

@@ -55,6 +55,7 @@ class Part:
         self.lent = 0
         self.version = 0  #: grows with every change
         self.saved = 0  #: the version that was committed last
+        self.purged = 0  #: what stands before this offset and waits has ended
         self.crowded = False
         self.paused = False
         self.live = True  #: assigned still

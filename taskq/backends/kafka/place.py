@@ -72,7 +72,9 @@ class Place:
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 1000,
             **self.security,
-            **{name.replace("_", "."): value for name, value in settings.items()},
+            **{
+                name if callable(value) else name.replace("_", "."): value for name, value in settings.items()
+            },
         }
 
     def _topic(self, queue: str, suffix: str) -> str:

@@ -19,8 +19,9 @@ from taskq.job import Job, Outcome, Reservation, Settlement, State, Verdict
 if TYPE_CHECKING:
     from taskq.backends.kafka.backend import KafkaBackend
 
-#: How long a look at what the server has may take, in seconds.
+#: How long a look at what the server has may take, in seconds: with nothing at hand, and with something.
 _LOOK: Final = 15.0
+_GLANCE: Final = 1.0
 #: How long a blocked take sleeps before it looks whether the server still answers, in seconds.
 _NAP: Final = 1.0
 
@@ -31,7 +32,7 @@ class KafkaConsumer(Consumer):
         self._turns = Turns(queues)
         self._worker = worker
         self._woken = False
-        self._closed = False
+        self.closed = False
         self._member: Member | None = None
 
     # -- taking -----------------------------------------------------------------------
@@ -60,7 +61,7 @@ class KafkaConsumer(Consumer):
     def _look(self, member: Member, lent: Sequence[Reservation]) -> None:
         """See what the server has. While it is away, what was lent before is handed out."""
         try:
-            member.catch_up(self._turns.weights, _LOOK)
+            member.catch_up(self._turns.weights, _GLANCE if lent else _LOOK)
         except BackendUnavailableError:
             if not lent:
                 raise
@@ -167,9 +168,9 @@ class KafkaConsumer(Consumer):
                 member.shelf.changed.notify_all()
 
     def close(self) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         member = self._member
         if member is not None:
             with member.shelf.changed:
@@ -185,7 +186,7 @@ class KafkaConsumer(Consumer):
 
     def _check(self) -> None:
         self._backend.check_open()
-        if self._closed:
+        if self.closed:
             raise BackendUnavailableError("this consumer is closed")
 
 
@@ -218,7 +219,8 @@ class _Batch:
             shelf.settled[held.job.id, held.token] = (held.part, 0)
             shelf.give_back(held, move.job)
             return Settlement.SETTLED
-        return self._end(held, move, outcome)
+        self._end(held, move, outcome)
+        return None
 
     def _end(self, held: Held, move: moves.Move, outcome: Outcome) -> None:
         stays = move.job.state is State.DEAD or not move.job.state.ended

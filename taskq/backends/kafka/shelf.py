@@ -59,7 +59,7 @@ class Shelf:
     def arrive(self, part: Part, offset: int, stamp: int, job: Job) -> None:
         """A message was read."""
         prior = part.prior.pop(offset, None) if part.prior else None
-        if prior is Mark.DONE or offset < part.reached:
+        if prior is Mark.DONE or offset < part.purged:
             part.read_to(offset + 1)
             return
         held = Held(part, offset, job, stamp)
@@ -88,7 +88,7 @@ class Shelf:
         now = self.clock.now()
         while self.early and self.early[0][0] <= now:
             held = heapq.heappop(self.early)[2]
-            if held.part.live:
+            if self.stands(held):
                 held.part.wait(held)
                 self.changed.notify_all()
         return self.early[0][0] if self.early else None
@@ -97,10 +97,8 @@ class Shelf:
         """What must stand elsewhere, and as what: delayed jobs whose hop is over, and what an earlier owner left."""
         now = self.clock.now()
         found = [(held, held.job) for held in self._over(limit, int(now * 1000))]
-        for held in self.orphans:
-            found.append((held, remembering(moves.lost(held.job, held.started, now))))
-        for held, why in self.broken:
-            found.append((held, moves.end(held.job, State.DEAD, now, error=why)))
+        found += [(held, remembering(moves.lost(held.job, held.started, now))) for held in self.orphans]
+        found += [(held, moves.end(held.job, State.DEAD, now, error=why)) for held, why in self.broken]
         self.orphans, self.broken = [], []
         for held, _ in found:
             held.settling = True
@@ -121,14 +119,27 @@ class Shelf:
         """What was to be written with these was not."""
         for held in helds:
             held.settling = False
-            if not self.stands(held) or held.session is not None or held.mark is Mark.OPEN and held.token:
+            if not self.stands(held) or (held.session is not None and not held.session.closed):
                 continue
+            if held.session is not None:
+                held.session = None
+                held.part.lent -= 1
             if held.part.hop is not None:
                 heapq.heappush(held.part.heap, held)
             elif held.mark is Mark.OPEN:
                 self.broken.append((held, held.job.error or "no job"))
             else:
                 self.orphans.append(held)
+
+    def purge(self, part: Part, end: int) -> int:
+        """End what waits in ``part`` before the offset ``end``, read or not; returns how many those are at most."""
+        waiting = [held for held in part.open.values() if held.session is None and held.mark is Mark.OPEN]
+        for held in waiting:
+            part.end(held)
+        part.heap.clear()
+        unread = max(0, end - max(0, part.reached))
+        part.purged = end
+        return len(waiting) + unread
 
     # -- lending ----------------------------------------------------------------------
 
@@ -211,7 +222,9 @@ class Shelf:
     def close_session(self, session: Any) -> None:
         """Nobody has what ``session`` had: what it did not begin waits again, the rest is lost with it."""
         for part in self.parts.values():
-            for held in [held for held in part.open.values() if held.session is session]:
+            for held in [
+                held for held in part.open.values() if held.session is session and not held.settling
+            ]:
                 if held.mark is Mark.STARTED:
                     held.session = None
                     part.lent -= 1

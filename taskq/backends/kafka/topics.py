@@ -13,7 +13,6 @@ from taskq.backends.kafka.place import Place
 from taskq.errors import BackendError, ConfigurationError
 
 if TYPE_CHECKING:
-    from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient
 
 #: What every topic must say; nothing that waits may be deleted by age or size.
@@ -48,7 +47,7 @@ class Topics:
     def declare(self, queue: str) -> None:
         """Make the topics of ``queue``, or check those that are there."""
         place = self._place
-        wanted = {topic: (place.partitions, _WORK) for topic in place.bands(queue)}
+        wanted = dict.fromkeys(place.bands(queue), (place.partitions, _WORK))
         self._ensure({**wanted, place.dead(queue): (1, _DEAD)})
 
     def declare_delays(self) -> None:
@@ -166,8 +165,8 @@ class Topics:
         return {name: len(topic.partitions) for name, topic in topics.items() if name.startswith(start)}
 
     def ends(self, slots: Iterable[Slot], *, first: bool = False) -> dict[Slot, int]:
-        """Where each partition ends for readers of what is committed; with ``first``, where it begins."""
-        from confluent_kafka import IsolationLevel, TopicPartition
+        """Where each partition ends, open transactions included; with ``first``, where it begins."""
+        from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
         spec = OffsetSpec.earliest() if first else OffsetSpec.latest()
@@ -175,9 +174,7 @@ class Topics:
         if not asked:
             return {}
         with translated("asking where partitions end", self._place.location):
-            found = self._client().list_offsets(
-                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout
-            )
+            found = self._client().list_offsets(asked, request_timeout=self._timeout)
             self._all(found.values())
             return {(slot.topic, slot.partition): future.result().offset for slot, future in found.items()}
 
