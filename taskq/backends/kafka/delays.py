@@ -54,7 +54,7 @@ class Post:
             return Letter(self._place.dead(job.queue), 0, job.id.encode(), wire.pack(job), stamp)
         due, _ = moves.arrival(job, now)
         level = hop(due - now)
-        value = wire.pack(replace(job, due=due))
+        value = wire.pack(replace(job, due=due), waits=due > now)
         if level >= 0:
             self._topics.declare_delays()
             return Letter(self._place.delays, level, None, value, stamp)

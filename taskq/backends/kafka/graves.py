@@ -185,7 +185,7 @@ class _Grave:
 
 def _unpacked(queue: str, message: Message) -> Job:
     try:
-        return wire.unpack(message.value(), State.DEAD)
+        return wire.unpack(message.value(), State.DEAD).job
     except DecodeError as error:
         key = (message.key() or b"").decode(errors="replace")
         return Job(id=key, queue=queue, payload=message.value() or b"", state=State.DEAD, error=str(error))

@@ -274,7 +274,7 @@ class Member:
             return
         value = message.value()
         try:
-            job = wire.unpack(value)
+            parcel = wire.unpack(value)
         except DecodeError as broken:
             job = Job(id=f"{part.slot[0]}-{part.slot[1]}-{offset}", queue=part.queue, payload=value or b"")
             held = Held(part, offset, job, 0)
@@ -282,7 +282,7 @@ class Member:
             part.read_to(offset + 1)
             self.shelf.broken.append((held, str(broken)))
             return
-        self.shelf.arrive(part, offset, message.timestamp()[1], job)
+        self.shelf.arrive(part, offset, message.timestamp()[1], parcel)
 
     def _balance(self) -> None:
         """Stop reading what is held in plenty, go on with what runs low."""

@@ -12,12 +12,12 @@ from taskq.backends.kafka.topics import Slot
 from taskq.job import Job
 
 #: Jobs of one partition that may be lent at once; more wait for these.
-MOST_LENT: Final = 500
+MOST_LENT: Final = 2000
 #: Where the marks are longer than this, nothing more is lent before they are shorter. What is lent by then fits still.
 _CROWDED: Final = 2000
 #: Messages of one partition that are held before reading pauses, and how few are left when it goes on.
-FULL: Final = 2000
-LOW: Final = 500
+FULL: Final = 4000
+LOW: Final = 1000
 
 
 class Held:

@@ -68,7 +68,6 @@ class Place:
             "client.id": "taskq",
             "log_level": 0,
             "socket.keepalive.enable": True,
-            "topic.metadata.propagation.max.ms": 0,
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 1000,
             **self.security,

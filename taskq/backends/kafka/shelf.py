@@ -14,6 +14,7 @@ from taskq.backends import moves
 from taskq.backends.kafka.marks import Mark
 from taskq.backends.kafka.parts import Held, Part
 from taskq.backends.kafka.topics import Slot
+from taskq.backends.kafka.wire import Parcel
 from taskq.backends.turns import Turns
 from taskq.clock import Clock
 from taskq.job import KEPT_ATTEMPTS, Job, Reservation, State
@@ -56,13 +57,13 @@ class Shelf:
 
     # -- messages ---------------------------------------------------------------------
 
-    def arrive(self, part: Part, offset: int, stamp: int, job: Job) -> None:
+    def arrive(self, part: Part, offset: int, stamp: int, parcel: Parcel) -> None:
         """A message was read."""
         prior = part.prior.pop(offset, None) if part.prior else None
         if prior is Mark.DONE or offset < part.purged:
             part.read_to(offset + 1)
             return
-        held = Held(part, offset, job, stamp)
+        held = Held(part, offset, parcel.job, stamp)
         part.add(held)
         part.reached = offset + 1
         if prior is not None:
@@ -70,15 +71,14 @@ class Shelf:
             held.started = stamp / 1000 if prior is Mark.STARTED else None
             self.orphans.append(held)
         else:
-            self.shelve(held)
+            self._shelve(held, waits=parcel.waits)
 
-    def shelve(self, held: Held) -> None:
+    def _shelve(self, held: Held, *, waits: bool) -> None:
         """``held`` waits: for its time, or to be lent."""
         if held.part.hop is not None:
             held.rank = (0, held.rank[1] + int(held.part.hop * 1000), held.offset)
             heapq.heappush(held.part.heap, held)
-        elif held.job.due > self.clock.now():
-            held.mark = Mark.OPEN
+        elif waits and held.job.due > self.clock.now():
             heapq.heappush(self.early, (held.job.due, id(held), held))
         else:
             held.part.wait(held)
@@ -203,7 +203,7 @@ class Shelf:
         held.job = job
         held.session = None
         held.token = 0
-        self.shelve(held)
+        held.part.wait(held)
         self.changed.notify_all()
 
     def remember(self, job_id: str, token: int, part: Part) -> None:

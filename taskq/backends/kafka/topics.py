@@ -20,6 +20,9 @@ _KEPT: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 _WORK: Final = {**_KEPT, "cleanup.policy": "delete"}
 _DEAD: Final = {**_KEPT, "cleanup.policy": "compact"}
 
+#: The largest message of topics that are made here, in bytes.
+LARGEST: Final = 8 << 20
+
 #: A partition by name.
 Slot = tuple[str, int]
 
@@ -67,48 +70,56 @@ class Topics:
             missing = {topic: how for topic, how in wanted.items() if topic not in self._widths}
             if not missing:
                 return
-            self._create(missing)
-            self._check(missing)
+            there = self._create(missing)
+            self._check({topic: how for topic, how in missing.items() if topic in there})
+            for topic in missing.keys() - there:
+                self._widths[topic], self._limits[topic] = missing[topic][0], LARGEST
 
-    def _create(self, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+    def _create(self, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> set[str]:
+        """Make these topics; returns those that are there already, or must be."""
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import NewTopic
 
         replicas = min(3, self._brokers())
-        secure = {"min.insync.replicas": str(max(1, replicas - 1))}
+        secure = {"min.insync.replicas": str(max(1, replicas - 1)), "max.message.bytes": str(LARGEST)}
         new = [
             NewTopic(topic, num_partitions=width, replication_factor=replicas, config={**config, **secure})
             for topic, (width, config) in wanted.items()
         ]
+        there: set[str] = set()
         for topic, future in self._client().create_topics(new, request_timeout=self._timeout).items():
             try:
                 future.result()
             except KafkaException as error:
                 reason = error.args[0]
-                if reason.code() in {
+                # Without the right to make it, it may be there; if not, the check says how to make it.
+                if reason.code() not in {
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
                     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+                    KafkaError.TOPIC_ALREADY_EXISTS,
                 }:
-                    continue  # it may be there; if not, the check says how to make it
-                if reason.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise told(reason, f"making the topic {topic}", self._place.location) from error
+                there.add(topic)
+        return there
 
     def _check(self, wanted: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         from confluent_kafka.admin import ConfigResource, ResourceType
 
+        if not wanted:
+            return
+        widths = self._partitions(wanted)
         resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in wanted}
         futures = self._client().describe_configs(list(resources.values()), request_timeout=self._timeout)
-        widths = self._partitions(wanted)
         for topic, (width, config) in wanted.items():
             with translated(f"looking at the topic {topic}", self._place.location):
                 there = {name: entry.value for name, entry in futures[resources[topic]].result().items()}
             self._refuse_other(topic, config, there)
-            if topic == self._place.delays and widths.get(topic, width) != width:
+            if topic == self._place.delays and widths[topic] != width:
                 raise ConfigurationError(
                     f"{topic} has {widths[topic]} partitions, not {width}: it was not made by taskq"
                 )
-            self._limits[topic] = int(there.get("max.message.bytes") or 1_048_588)
-            self._widths[topic] = widths.get(topic, width)
+            self._limits[topic] = int(there.get("max.message.bytes") or LARGEST)
+            self._widths[topic] = widths[topic]
 
     def _refuse_other(self, topic: str, config: Mapping[str, str], there: Mapping[str, str | None]) -> None:
         wrong = {name: value for name, value in config.items() if there.get(name) not in {value, None}}

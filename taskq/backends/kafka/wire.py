@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -12,7 +12,14 @@ from taskq.job import Attempt, Job, Lane, State, Unique
 _VERSION: Final = 1
 
 
-def pack(job: Job) -> bytes:
+class Parcel(NamedTuple):
+    """What a message bears."""
+
+    job: Job
+    waits: bool  #: not due yet when it was sent: its due time counts. Else it is due, whatever the reader's clock says
+
+
+def pack(job: Job, *, waits: bool = False) -> bytes:
     """All of ``job`` that must travel; its state is where the message stands."""
     fields: dict[str, Any] = {
         name: value for name in _PLAIN if (value := getattr(job, name)) != _DEFAULTS[name]
@@ -25,15 +32,15 @@ def pack(job: Job) -> bytes:
         fields["lane"] = job.lane.packed()
     if job.history:
         fields["history"] = [[getattr(attempt, name) for name in _ATTEMPT] for attempt in job.history]
-    packed = msgpack.packb([_VERSION, fields])
+    packed = msgpack.packb([_VERSION, fields, waits])
     assert isinstance(packed, bytes)
     return packed
 
 
-def unpack(value: bytes | None, state: State = State.PENDING) -> Job:
-    """The job of :func:`pack`. Raises ``DecodeError`` for anything else."""
+def unpack(value: bytes | None, state: State = State.PENDING) -> Parcel:
+    """What :func:`pack` packed. Raises ``DecodeError`` for anything else."""
     try:
-        version, fields = msgpack.unpackb(value, strict_map_key=False)
+        version, fields, waits = msgpack.unpackb(value, strict_map_key=False)
         if version != _VERSION:
             raise DecodeError(f"a message of version {version!r}; this taskq reads {_VERSION}")
         if "unique" in fields:
@@ -44,7 +51,7 @@ def unpack(value: bytes | None, state: State = State.PENDING) -> Job:
             fields["history"] = tuple(
                 Attempt(**dict(zip(_ATTEMPT, values, strict=True))) for values in fields["history"]
             )
-        return Job(**fields, state=state)
+        return Parcel(Job(**fields, state=state), waits)
     except (TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a message that is no job: {error}") from error
 
