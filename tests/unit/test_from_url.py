@@ -62,7 +62,12 @@ def test_nothing_is_opened_before_its_first_use(opened, tmp_path):
         ("mongodb://host", "not available in this version"),
         ("amqp://host", "not available in this version"),
         ("amqps://host", "not available in this version"),
-        ("kafka://host", "not available in this version"),
+        ("kafka://", "names no server"),
+        ("kafka://host?mode=share", "not available in this version"),
+        ("kafka://host?mode=fast", "mode is 'transactional'"),
+        ("kafka://host?partitions=0", "from 1 to 1000"),
+        ("kafka://host?prefix=a/b", "prefix has letters"),
+        ("kafka://host?partition=3", "did you mean 'partitions'"),
     ],
 )
 def test_what_cannot_work_says_why(url, message):

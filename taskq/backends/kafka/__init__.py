@@ -11,17 +11,21 @@ from taskq.backends.kafka.backend import KafkaBackend
 from taskq.backends.kafka.place import Place
 from taskq.clock import SYSTEM_CLOCK, Clock
 from taskq.errors import ConfigurationError
+from taskq.settings import mask
 
 __all__ = ["KafkaBackend", "open_url"]
 
 #: What may follow the servers in a URL, or be given as an option.
 OPTIONS: Final = (
-    *("prefix", "partitions", "mode", "security_protocol", "sasl_mechanism"),
+    *("prefix", "partitions", "mode", "security_protocol"),
+    *("sasl_mechanism", "sasl_username", "sasl_password"),
     *("ssl_ca", "ssl_certificate", "ssl_key"),
 )
 _SECURITY: Final = {
     "security_protocol": "security.protocol",
     "sasl_mechanism": "sasl.mechanism",
+    "sasl_username": "sasl.username",
+    "sasl_password": "sasl.password",
     "ssl_ca": "ssl.ca.location",
     "ssl_certificate": "ssl.certificate.location",
     "ssl_key": "ssl.key.location",
@@ -42,7 +46,7 @@ def open_url(
     rest = location.partition("://")[2].rstrip("/")
     credentials, _, servers = rest.rpartition("@")
     if not servers or "/" in servers:
-        raise ConfigurationError(f"kafka:// names no server; write kafka://host:9092, not {_masked(url)!r}")
+        raise ConfigurationError(f"kafka:// names no server; write kafka://host:9092, not {mask(url)!r}")
     given = {**dict(parse_qsl(query, keep_blank_values=True)), **options}
     for name in given:
         if name not in OPTIONS:
@@ -53,7 +57,7 @@ def open_url(
         prefix=_prefix(given.get("prefix", "taskq")),
         partitions=_partitions(given.get("partitions", 12)),
         security=_security(given, credentials),
-        location=_masked(location),
+        location=mask(location),
     )
     return KafkaBackend(place, clock=clock, timeout=30.0 if publish_timeout is None else publish_timeout)
 
@@ -90,13 +94,10 @@ def _partitions(value: Any) -> int:
 
 def _security(given: dict[str, Any], credentials: str) -> dict[str, Any]:
     found = {_SECURITY[name]: value for name, value in given.items() if name in _SECURITY}
-    if credentials:
-        user, _, password = credentials.partition(":")
+    if "sasl.username" in found or credentials:
         found.setdefault("security.protocol", "SASL_SSL")
         found.setdefault("sasl.mechanism", "PLAIN")
+    if credentials:
+        user, _, password = credentials.partition(":")
         found |= {"sasl.username": unquote(user), "sasl.password": unquote(password)}
     return found
-
-
-def _masked(url: str) -> str:
-    return re.sub(r"(://[^:@/]*):[^@]*@", r"\1:***@", url)
