@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from taskq.backend import Backend, Cancellation, Capabilities, Consumer, Page, Reclaimed, Scope, store_needed
 from taskq.backends.kafka import marks
-from taskq.backends.kafka.delays import Post
+from taskq.backends.kafka.delays import Letter, Post
 from taskq.backends.kafka.failures import driver
 from taskq.backends.kafka.graves import Graves, Reader
 from taskq.backends.kafka.marks import Mark
@@ -18,7 +18,7 @@ from taskq.backends.kafka.place import Place
 from taskq.backends.kafka.publisher import Publisher, closed, refuse_large
 from taskq.backends.kafka.session import KafkaConsumer
 from taskq.backends.kafka.topics import Committed, Slot, Topics
-from taskq.clock import SYSTEM_CLOCK, Clock
+from taskq.clock import SYSTEM_CLOCK, Clock, monotonic
 from taskq.errors import InvalidArgumentError
 from taskq.job import Job, State
 
@@ -42,8 +42,8 @@ _CAPABILITIES = Capabilities(
 _LOOKED_AT: Final = 2000
 #: How long a count waits for transactions that are open, in seconds.
 _MOMENT: Final = 1.0
-
-T = TypeVar("T")
+#: How often what has ended is deleted, in seconds.
+_CUT_EVERY: Final = 60.0
 
 
 class KafkaBackend(Backend):
@@ -63,6 +63,7 @@ class KafkaBackend(Backend):
         self._graves = Graves(self._place, self.topics, self.post, self.clock, self._reader)
         self._publisher: Publisher | None = None
         self._member: Member | None = None
+        self._cut_after = 0.0  #: on the monotonic clock
 
     @property
     def capabilities(self) -> Capabilities:
@@ -84,11 +85,15 @@ class KafkaBackend(Backend):
         now = self.clock.now()
         letters = [self.post.letter(job, now) for job in jobs]
         for letter, job in zip(letters, jobs, strict=True):
-            refuse_large(letter, job.id, self.topics.limit(letter.topic), self.location)
+            self.refuse_large(letter, job.id)
         ids = [job.id for job in jobs]
         if letters:
             self._publishing().publish(letters, ids)
         return ids
+
+    def refuse_large(self, letter: Letter, job_id: str) -> None:
+        """Raise for a message that its topic would not take."""
+        refuse_large(letter, job_id, self.topics.limit(letter.topic), self.location)
 
     def _publishing(self) -> Publisher:
         with self._lock:
@@ -122,7 +127,9 @@ class KafkaBackend(Backend):
             if last and self._member is member:
                 self._member = None
         if last:
+            ended = {} if member.health.failure is not None else member.ended()
             member.close()
+            self.topics.cut(ended)
 
     # -- looking ----------------------------------------------------------------------
 
@@ -257,8 +264,15 @@ class KafkaBackend(Backend):
         return Reclaimed([], [], [])
 
     def housekeep(self) -> float | None:
+        """Delete what has ended: a group whose offsets have expired begins where the topics do."""
         self.check_open()
-        return None
+        member = self._member
+        if member is None:
+            return None
+        if monotonic() >= self._cut_after:
+            self.topics.cut(member.ended())
+            self._cut_after = monotonic() + _CUT_EVERY
+        return _CUT_EVERY
 
     def close(self) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ LOW: Final = 1000
 class Held:
     """A message that was read and has not ended."""
 
-    __slots__ = ("job", "mark", "offset", "part", "rank", "session", "settling", "started", "token")
+    __slots__ = ("job", "key", "mark", "offset", "part", "rank", "session", "settling", "started", "token")
 
     def __init__(self, part: Part, offset: int, job: Job, stamp: int) -> None:
         self.part = part
@@ -35,6 +35,7 @@ class Held:
         self.session: Any = None  #: who has it
         self.started: float | None = None
         self.settling = False  #: its end is being written
+        self.key: bytes | None = None  #: of the message that it moves with, while it is on the way
 
     def __lt__(self, other: Held) -> bool:
         return self.rank < other.rank
@@ -55,15 +56,18 @@ class Part:
         self.lent = 0
         self.version = 0  #: grows with every change
         self.saved = 0  #: the version that was committed last
+        self.base = base  #: everything before it has ended, and that is committed
+        self.cut = base  #: what stands before it is deleted
         self.purged = 0  #: what stands before this offset and waits has ended
         self.crowded = False
         self.paused = False
+        self.leaving = False  #: about to be another's
         self.live = True  #: assigned still
 
     @property
     def ready(self) -> int:
         """How many jobs may be lent now."""
-        if self.crowded:
+        if self.crowded or self.leaving:
             return 0
         return min(len(self.heap), MOST_LENT - self.lent)
 
@@ -84,6 +88,8 @@ class Part:
         """Everything before ``offset`` was read."""
         if offset > self.reached:
             self.reached = offset
+            if self.prior and max(self.prior) < offset:
+                self.prior.clear()
             if not self.open:
                 self.version += 1  # nothing is left before it: that can be committed
 

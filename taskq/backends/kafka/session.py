@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.backend import Consumer, Extended, Note, Taken, store_needed
 from taskq.backends import moves
+from taskq.backends.kafka.delays import Letter
 from taskq.backends.kafka.marks import Mark
-from taskq.backends.kafka.member import Member, Order
+from taskq.backends.kafka.member import Member
 from taskq.backends.kafka.parts import Held, Part
 from taskq.backends.kafka.shelf import Shelf, remembering
+from taskq.backends.kafka.writer import Order
 from taskq.backends.turns import Turns
 from taskq.clock import monotonic
-from taskq.errors import BackendUnavailableError
+from taskq.errors import BackendUnavailableError, PayloadTooLargeError
 from taskq.job import Job, Outcome, Reservation, Settlement, State, Verdict
 
 if TYPE_CHECKING:
@@ -96,6 +99,7 @@ class KafkaConsumer(Consumer):
         member = self._joined()
         batch = _Batch(member.shelf)
         with member.shelf.changed:
+            member.arrived(outcome.reservation for outcome in outcomes)
             answers = [batch.add(outcome) for outcome in outcomes]
         try:
             order = self._order(batch.moving)
@@ -110,9 +114,20 @@ class KafkaConsumer(Consumer):
     def _order(self, moving: Sequence[tuple[Held, list[Job]]]) -> Order | None:
         if not moving:
             return None
+        return Order([(held, self._letters(held, jobs)) for held, jobs in moving])
+
+    def _letters(self, held: Held, jobs: Sequence[Job]) -> list[Letter]:
+        """The messages of ``jobs``. Where one is too large for its topic, the job that has ended is buried instead."""
         now = self._backend.clock.now()
-        post = self._backend.post
-        return Order([(held, [post.letter(job, now) for job in jobs]) for held, jobs in moving])
+        letters = [self._backend.post.letter(job, now) for job in jobs]
+        try:
+            for letter, job in zip(letters, jobs, strict=True):
+                self._backend.refuse_large(letter, job.id)
+        except PayloadTooLargeError as error:
+            plain = replace(held.job, history=(), result=None)
+            dead = moves.end(plain, State.DEAD, now, error=f"{type(error).__name__}: {error}")
+            return [self._backend.post.letter(dead, now)]
+        return letters
 
     def release(self, reservations: Sequence[Reservation]) -> None:
         now = self._backend.clock.now()
@@ -126,7 +141,10 @@ class KafkaConsumer(Consumer):
 
     def extend(self, reservations: Sequence[Reservation], seconds: float | None = None) -> Extended:
         """The connection is the lease: this tells what is lost."""
-        return Extended(self._each(reservations, lambda shelf, held: None), [])
+        self._check()
+        shelf = self._joined().shelf
+        with shelf.changed:
+            return Extended([one.job.id for one in reservations if shelf.held(one) is None], [])
 
     def note(self, notes: Sequence[Note]) -> list[str]:
         lost: list[str] = []
@@ -147,9 +165,11 @@ class KafkaConsumer(Consumer):
     def _each(self, reservations: Sequence[Reservation], act: Callable[[Shelf, Held], None]) -> list[str]:
         """Do ``act`` to each that is still held; returns the ids of the others."""
         self._check()
-        shelf = self._joined().shelf
+        member = self._joined()
+        shelf = member.shelf
         lost: list[str] = []
         with shelf.changed:
+            member.arrived(reservations)
             for reservation in reservations:
                 held = shelf.held(reservation)
                 if held is None:

@@ -34,6 +34,7 @@ class Shelf:
         self.orphans: list[Held] = []  #: were lent by an owner that is gone
         self.broken: list[tuple[Held, str]] = []  #: messages that are no jobs, and why
         self.early: list[tuple[float, int, Held]] = []  #: due within a moment
+        self.moving: dict[bytes, Held] = {}  #: lent, and on the way to another partition
         self.settled: OrderedDict[tuple[str, int], tuple[Part, int]] = OrderedDict()
         self._token = 0
 
@@ -55,14 +56,29 @@ class Shelf:
             self.changed.notify_all()
         return part
 
+    def running(self, slots: Iterable[Slot]) -> list[Held]:
+        """What is lent of these partitions."""
+        parts = [part for slot in slots if (part := self.parts.get(slot)) is not None]
+        return [held for part in parts for held in part.open.values() if held.session is not None]
+
+    def refuge(self, queue: str) -> Part | None:
+        """A partition of ``queue`` that stays here."""
+        return next((part for part in self.by_queue[queue] if part.hop is None and not part.leaving), None)
+
     # -- messages ---------------------------------------------------------------------
 
-    def arrive(self, part: Part, offset: int, stamp: int, parcel: Parcel) -> None:
+    def arrive(self, part: Part, offset: int, stamp: int, key: bytes | None, parcel: Parcel) -> None:
         """A message was read."""
+        if offset in part.open:
+            return
         prior = part.prior.pop(offset, None) if part.prior else None
         if prior is Mark.DONE or offset < part.purged:
             part.read_to(offset + 1)
             return
+        if key is not None and prior is None:
+            prior = self._moved(part, offset, key)
+            if prior is None:
+                return
         held = Held(part, offset, parcel.job, stamp)
         part.add(held)
         part.reached = offset + 1
@@ -72,6 +88,33 @@ class Shelf:
             self.orphans.append(held)
         else:
             self._shelve(held, waits=parcel.waits)
+
+    def _moved(self, part: Part, offset: int, key: bytes) -> Mark | None:
+        """A job came that was lent when it was sent here; returns its mark unless it is lent still, by this member."""
+        held = self.moving.pop(key, None)
+        if held is None:
+            return Mark.LENT
+        held.part, held.offset, held.key = part, offset, None
+        part.add(held)
+        part.reached = offset + 1
+        part.lent += 1
+        part.version += 1
+        self.changed.notify_all()
+        return None
+
+    def move(self, held: Held, key: bytes) -> None:
+        """``held`` has left its partition, and will arrive in another with ``key``; whoever has it has it still."""
+        held.part.lent -= 1
+        held.part.end(held)
+        held.settling = False
+        held.key = key
+        self.moving[key] = held
+
+    def on_the_way(self, reservations: Iterable[Reservation]) -> bool:
+        """Whether some of these move."""
+        return bool(self.moving) and any(
+            isinstance(one.handle, Held) and one.handle.key in self.moving for one in reservations
+        )
 
     def _shelve(self, held: Held, *, waits: bool) -> None:
         """``held`` waits: for its time, or to be lent."""
@@ -192,7 +235,11 @@ class Shelf:
     def held(self, reservation: Reservation) -> Held | None:
         """The message of ``reservation``, if it is its still."""
         held = reservation.handle
-        if not isinstance(held, Held) or not held.part.live or held.token != reservation.token:
+        if not isinstance(held, Held) or held.token != reservation.token:
+            return None
+        if held.key is not None:
+            return held if held.key in self.moving else None
+        if not held.part.live:
             return None
         return held if held.session is not None and held.offset in held.part.open else None
 
@@ -221,6 +268,7 @@ class Shelf:
 
     def close_session(self, session: Any) -> None:
         """Nobody has what ``session`` had: what it did not begin waits again, the rest is lost with it."""
+        self.moving = {key: held for key, held in self.moving.items() if held.session is not session}
         for part in self.parts.values():
             for held in [
                 held for held in part.open.values() if held.session is session and not held.settling
