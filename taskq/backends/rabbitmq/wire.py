@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from taskq.errors import DecodeError
-from taskq.job import KEPT_ATTEMPTS, Attempt, Job
+from taskq.job import KEPT_ATTEMPTS, Attempt, Job, State
 
 _VERSION: Final = 1
 
@@ -55,15 +55,18 @@ def packed(job: Job, history: Sequence[Attempt] = ()) -> bytes:
     return body
 
 
-def unpacked(body: bytes) -> Letter:
-    """What :func:`packed` made. Raises ``DecodeError`` for anything else."""
+def unpacked(body: bytes, lent_to: str | None = None) -> Letter:
+    """What :func:`packed` made, with the job as it is once it is lent to that worker.
+
+    Raises ``DecodeError`` for anything else.
+    """
     try:
         fields: list[Any] = msgpack.unpackb(
-            body, strict_map_key=False, unicode_errors="surrogatepass", use_list=False
+            body, strict_map_key=False, unicode_errors="surrogatepass"
         )
         if fields[0] != _VERSION:
             raise DecodeError(f"a message of layout {fields[0]!r}; this version of taskq reads {_VERSION}")
-        return Letter(_job(fields), tuple(Attempt(**dict(zip(_ATTEMPT, a, strict=True))) for a in fields[-1]))
+        return Letter(_job(fields, lent_to), tuple(Attempt(**dict(zip(_ATTEMPT, a, strict=True))) for a in fields[-1]))
     except DecodeError:
         raise
     except Exception as error:
@@ -73,7 +76,7 @@ def unpacked(body: bytes) -> Letter:
 _ATTEMPT: Final = tuple(Attempt.__dataclass_fields__)
 
 
-def _job(fields: list[Any]) -> Job:
+def _job(fields: list[Any], lent_to: str | None) -> Job:
     (
         _,
         job_id,
@@ -116,7 +119,9 @@ def _job(fields: list[Any]) -> Job:
         created=created,
         attempts=attempts,
         losses=losses,
-        deliveries=deliveries,
+        deliveries=deliveries if lent_to is None else deliveries + 1,
+        state=State.PENDING if lent_to is None else State.RESERVED,
+        worker=lent_to,
         generation=generation,
         first_started=first_started,
         ended=ended,
