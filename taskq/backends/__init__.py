@@ -18,8 +18,8 @@ SCHEMES: Final[dict[str, str | None]] = {
     "file": "taskq.backends.sqlite",
     "memory": "taskq.backends.memory",
     "mongodb": None,
-    "amqp": None,
-    "amqps": None,
+    "amqp": "taskq.backends.rabbitmq",
+    "amqps": "taskq.backends.rabbitmq",
     "kafka": "taskq.backends.kafka",
 }
 

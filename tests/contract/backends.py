@@ -20,6 +20,7 @@ from taskq.backends.beside import Beside
 from taskq.clock import SYSTEM_CLOCK, Clock, FrozenClock
 from taskq.job import Lane
 from tests import servers
+from tests.servers import rabbitmq
 
 #: Where time cannot be moved, a test waits for no longer than this; in seconds.
 LONGEST_WAIT = 2.0
@@ -144,4 +145,27 @@ class KafkaCase(BackendCase):
         return f"{servers.url('kafka') or 'kafka://127.0.0.1:9'}?prefix={prefix}&partitions=1"
 
 
-CASES = [MemoryCase(), SQLiteCase(), BesideCase(), KafkaCase()]
+class RabbitMQCase(BackendCase):
+    """Names with a prefix of the test's own, in one virtual host."""
+
+    name = "rabbitmq"
+    servers = ("rabbitmq",)
+    virtual_time = False
+
+    def __init__(self):
+        self._opened = []
+
+    def url(self, place):
+        url = servers.url("rabbitmq") or "amqp://nowhere"
+        return f"{url}?prefix={hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()}."
+
+    def open(self, place, clock, **options):
+        self._opened.append(super().open(place, clock, **options))
+        return self._opened[-1]
+
+    def leave(self, place):
+        opened, self._opened = self._opened, []
+        rabbitmq.sweep(self.url(place), {queue for backend in opened for queue in backend.known()})
+
+
+CASES = [MemoryCase(), SQLiteCase(), BesideCase(), KafkaCase(), RabbitMQCase()]

@@ -7,6 +7,8 @@ import pathlib
 import shutil
 import socket
 import urllib.request
+from collections.abc import Iterable
+from typing import Any
 
 from tests.servers.processes import Running, ServerError, listens
 
@@ -96,3 +98,38 @@ def _manages(port: int) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+def sweep(url: str, queues: Iterable[str]) -> None:
+    """Delete everything that jobs of ``queues`` needed, under the prefix that ``url`` names."""
+    import pika
+
+    from taskq.backends.rabbitmq.address import parse
+    from taskq.backends.rabbitmq.layout import Exchange, Layout, Queue
+
+    address = parse(url)
+    layout = Layout(address.prefix)
+    connection = pika.BlockingConnection(address.parameters("sweep"))
+    try:
+        channel = connection.channel()
+        for queue in {"tasks", *queues}:
+            for each in layout.queue(queue):
+                channel.queue_delete(each.name)
+        if _there(connection, layout.unrouted):
+            for each in layout.ladder():
+                if isinstance(each, Queue):
+                    channel.queue_delete(each.name)
+                elif isinstance(each, Exchange):
+                    channel.exchange_delete(each.name)
+    finally:
+        connection.close()
+
+
+def _there(connection: Any, queue: str) -> bool:
+    from pika.exceptions import ChannelClosedByBroker
+
+    try:
+        connection.channel().queue_declare(queue, passive=True)
+    except ChannelClosedByBroker:
+        return False
+    return True

@@ -82,8 +82,11 @@ class Address:
         return pika.SSLOptions(context, self.host)
 
 
-def parse(url: str, **options: Any) -> Address:
-    """The address that ``url`` and ``options`` name. Raises ``ConfigurationError``, which shows no password."""
+def parse(url: str, publish_timeout: float | None = None, **options: Any) -> Address:
+    """The address that ``url`` and ``options`` name; ``publish_timeout`` where they name none.
+
+    Raises ``ConfigurationError``, which shows no password.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -94,6 +97,8 @@ def parse(url: str, **options: Any) -> Address:
     for name in given:
         if name not in _OPTIONS:
             raise ConfigurationError(f"{scheme}:// has no parameter {name!r}{suggestion(name, list(_OPTIONS))}")
+    if publish_timeout is not None:
+        given.setdefault("publish_timeout", publish_timeout)
     if parts.path.count("/") > 1:
         raise ConfigurationError(f"{scheme}://…{parts.path}: write a virtual host with a slash in it as %2F")
     return Address(

@@ -55,11 +55,13 @@ class Post:
         band = band_of(job.priority)
         if ahead:
             band = min(BANDS - 1, band + 1)
-        delay = job.due - self._clock.now() if job.due else 0.0
+        now = self._clock.now()
+        due = job.due or now
+        delay = due - now
         if not exact:
             delay = min(delay, LONGEST_DELAY)
         exchange, key = self._layout.route(job.queue, band, units(delay, exact=exact))
-        return self._parcel(exchange, key, job, history)
+        return self._parcel(exchange, key, job, history, due)
 
     def suspect(self, job: Job, history: Sequence[Attempt]) -> Parcel:
         """A job that may have ended its worker."""
@@ -69,11 +71,14 @@ class Post:
         """A job for the dead letters of ``queue``."""
         return self._parcel("", self._layout.dead(queue), job, history)
 
-    def _parcel(self, exchange: str, key: str, job: Job, history: Sequence[Attempt]) -> Parcel:
-        body = packed(job, history)
+    def _parcel(
+        self, exchange: str, key: str, job: Job, history: Sequence[Attempt], due: float | None = None
+    ) -> Parcel:
+        due = job.due if due is None else due
+        body = packed(job, history, due)
         while len(body) + _AROUND > self._address.max_message_size and history:
             history = history[len(history) // 2 + 1 :]  # the oldest go first
-            body = packed(job, history)
+            body = packed(job, history, due)
         if len(body) + _AROUND > self._address.max_message_size:
             raise PayloadTooLargeError(
                 f"job {job.id} is {len(body):,} bytes, and {self._address.location} takes messages of "

@@ -23,8 +23,8 @@ class Letter(NamedTuple):
     history: History
 
 
-def packed(job: Job, history: Sequence[Attempt] = ()) -> bytes:
-    """The body of the message that carries ``job``."""
+def packed(job: Job, history: Sequence[Attempt], due: float) -> bytes:
+    """The body of the message that carries ``job``, which is due at that time."""
     kept = [astuple(attempt) for attempt in history[-KEPT_ATTEMPTS:]]
     fields = (
         _VERSION,
@@ -33,7 +33,7 @@ def packed(job: Job, history: Sequence[Attempt] = ()) -> bytes:
         job.task,
         job.payload,
         job.priority,
-        job.due,
+        due,
         job.expires,
         job.lease,
         job.max_retries,
