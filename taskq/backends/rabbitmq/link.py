@@ -64,6 +64,7 @@ class Link:
         self._pause = _FIRST_PAUSE
         self._talks: set[_Talk[Any]] = set()
         self._waiting: set[_Talk[Any]] = set()
+        self._connecting = False
         self.connection: pika.SelectConnection | None = None  #: while it is open
         self.blocked = False  #: the broker reads nothing from it: an alarm
         self.failure: BackendError | None = None  #: why it is not open
@@ -166,6 +167,7 @@ class Link:
             return
         parameters = self._address.parameters(self._name)
         try:
+            self._connecting = True
             pika.SelectConnection(
                 parameters,
                 on_open_callback=self._opened,
@@ -178,12 +180,13 @@ class Link:
 
     def _opened(self, connection: pika.SelectConnection) -> None:
         self.connection, self.failure, self.blocked = connection, None, False
+        self._connecting = False
+        if self.closed:
+            connection.close()
+            return
         self._pause = _FIRST_PAUSE
         connection.add_on_connection_blocked_callback(lambda *_: self._block(True))
         connection.add_on_connection_unblocked_callback(lambda *_: self._block(False))
-        if self.closed:
-            self._leave()
-            return
         if self._on_open is not None:
             self._on_open()
         for talk in list(self._waiting):
@@ -197,6 +200,7 @@ class Link:
 
     def _failed(self, _: object, error: BaseException | str) -> None:
         """It did not come to a connection."""
+        self._connecting = False
         self.failure = explain(error, self._address)
         if is_refusal(self.failure):
             self._end_talks(self.failure)
@@ -222,9 +226,10 @@ class Link:
         self.later(pause, self._connect)
 
     def _leave(self) -> None:
-        if self.connection is not None and self.connection.is_open:
-            self.connection.close()  # _lost follows, and stops
-        elif self.connection is None:
+        if self.connection is not None:
+            if self.connection.is_open:
+                self.connection.close()  # _lost follows, and stops
+        elif not self._connecting:
             self._stop()
 
     def _stop(self) -> None:
