@@ -64,7 +64,11 @@ class Address:
             stack_timeout=self.connect_timeout,
             blocked_connection_timeout=None,
             ssl_options=self._tls_options(),
-            client_properties={"connection_name": f"taskq {name}", "product": "taskq", "version": __version__},
+            client_properties={
+                "connection_name": f"taskq {name}",
+                "product": "taskq",
+                "version": __version__,
+            },
         )
 
     def _tls_options(self) -> pika.SSLOptions | None:
@@ -75,7 +79,9 @@ class Address:
             if self.certfile:
                 context.load_cert_chain(self.certfile, self.keyfile)
         except OSError as error:
-            raise ConfigurationError(f"{self.location}: a certificate file cannot be used: {error}") from error
+            raise ConfigurationError(
+                f"{self.location}: a certificate file cannot be used: {error}"
+            ) from error
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -96,7 +102,9 @@ def parse(url: str, publish_timeout: float | None = None, **options: Any) -> Add
     given = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
     for name in given:
         if name not in _OPTIONS:
-            raise ConfigurationError(f"{scheme}:// has no parameter {name!r}{suggestion(name, list(_OPTIONS))}")
+            raise ConfigurationError(
+                f"{scheme}:// has no parameter {name!r}{suggestion(name, list(_OPTIONS))}"
+            )
     if publish_timeout is not None:
         given.setdefault("publish_timeout", publish_timeout)
     if parts.path.count("/") > 1:
@@ -115,7 +123,7 @@ def parse(url: str, publish_timeout: float | None = None, **options: Any) -> Add
 # -- checks ---------------------------------------------------------------------------
 
 
-def _number(least: float, most: float, kind: type[int] | type[float]) -> Callable[[str, Any], Any]:
+def _number(least: float, most: float, kind: type[int | float]) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> int | float:
         try:
             number = kind(value)

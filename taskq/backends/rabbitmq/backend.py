@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from pika.channel import Channel
 
@@ -286,5 +286,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-

@@ -19,8 +19,8 @@ from taskq.backends.rabbitmq.topology import Topology
 from taskq.backends.rabbitmq.wire import undecodable
 from taskq.backends.turns import Turns
 from taskq.clock import Clock, monotonic
-from taskq.errors import BackendError, BackendUnavailableError, DecodeError
-from taskq.job import Outcome, Reservation, Settlement, State, Verdict, new_id
+from taskq.errors import BackendError, BackendUnavailableError, DecodeError, TaskQError
+from taskq.job import Job, Outcome, Reservation, Settlement, State, Verdict, new_id
 
 #: The outcome of a job that took longer than this is acknowledged at once, in seconds.
 _LONG: Final = 1.0
@@ -165,6 +165,8 @@ class RabbitConsumer(Consumer):
 
     def release(self, reservations: Sequence[Reservation]) -> None:
         self._check_open()
+        if any(map(_held, reservations)):
+            self.lanes.silence(self._desk.address.connect_timeout)  # or they would come back here
         parting: list[tuple[Delivery, list[Parcel]]] = []
         with self._desk.claims:
             for reservation in reservations:
@@ -196,13 +198,19 @@ class RabbitConsumer(Consumer):
 
     def _parcels(self, outcome: Outcome) -> list[Parcel]:
         """The messages that an outcome is written as; the acknowledgement aside."""
+        try:
+            return self._written(outcome)
+        except TaskQError as error:  # one that cannot be written must not fail the others
+            return self._written(
+                replace(outcome, verdict=Verdict.BURY, pushes=(), error=f"not written: {error}")
+            )
+
+    def _written(self, outcome: Outcome) -> list[Parcel]:
         post, delivery = self._desk.post, outcome.reservation.handle
         parcels = [post.new(job) for job in outcome.pushes]
-        job, attempt = moves.settled(outcome.reservation.job, outcome, self._desk.clock.now()), None
-        job, attempt = job.job, job.attempt
-        history = delivery.letter.history
-        if attempt is not None:
-            history = (*history, replace(attempt, number=attempt.number))
+        move = moves.settled(outcome.reservation.job, outcome, self._desk.clock.now())
+        job, attempt = move.job, move.attempt
+        history = delivery.letter.history if attempt is None else (*delivery.letter.history, attempt)
         if job.state is State.DEAD:
             parcels.append(post.dead(job, history, outcome.reservation.job.queue))
         elif outcome.verdict is Verdict.RELEASE:
@@ -211,12 +219,12 @@ class RabbitConsumer(Consumer):
             parcels.append(post.again(job, history))
         return parcels
 
-    def _given_back(self, job: Any, delivery: Delivery, *, suspect: bool = False) -> Parcel:
+    def _given_back(self, job: Job, delivery: Delivery, *, suspect: bool = False) -> Parcel:
         assert delivery.letter is not None
         history = delivery.letter.history
         if suspect or delivery.lane.alone:
             return self._desk.post.suspect(job, history)
-        return self._desk.post.again(replace(job, due=0.0), history, ahead=True)
+        return self._desk.post.again(job, history, ahead=True)
 
     # -- while it runs ----------------------------------------------------------------
 
@@ -263,7 +271,16 @@ class RabbitConsumer(Consumer):
 class Desk:
     """What the sessions of one backend share."""
 
-    def __init__(self, address: Address, link: Link, post: Post, topology: Topology, clock: Clock, lanes: Any, token: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        link: Link,
+        post: Post,
+        topology: Topology,
+        clock: Clock,
+        lanes: Any,
+        token: Callable[[], int],
+    ) -> None:
         self.address = address
         self.link = link
         self.post = post

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pika
 from pika.channel import Channel
@@ -26,6 +26,8 @@ from taskq.backends.rabbitmq.wire import undecodable, unpacked
 from taskq.clock import Clock, monotonic
 from taskq.errors import BackendUnavailableError, DecodeError, InvalidArgumentError
 from taskq.job import Attempt, Job, State
+
+T = TypeVar("T")
 
 #: As many as one consumer may be lent.
 _PREFETCH: Final = 65_535
@@ -58,7 +60,7 @@ class DeadLetters:
     def page(self, queue: str, limit: int, cursor: str | None, timeout: float) -> Page:
         """A slice of the dead of ``queue``, oldest first."""
         after = None if cursor is None else _parse_cursor(cursor)
-        letters = self._alone(lambda channel: self._listed(channel, queue), timeout, [])
+        letters = self._alone(lambda channel: self._listed(channel, queue), timeout)
         jobs = [replace(letter.job, state=State.DEAD, history=letter.history) for letter in letters]
         if after is not None:
             jobs = [job for job in jobs if _place(job) > after]
@@ -69,9 +71,9 @@ class DeadLetters:
         """Send dead jobs to their queues again, and only then forget that they were dead."""
         wanted = None if ids is None else set(ids)
         self._post.topology.ensure(queue, timeout, delayed=due > self._clock.now())
-        return self._alone(lambda channel: self._revived(channel, queue, wanted, due), timeout, [])
+        return self._alone(lambda channel: self._revived(channel, queue, wanted, due), timeout)
 
-    def _alone(self, script: Callable[[Channel], Script[Any]], timeout: float, nothing: Any) -> Any:
+    def _alone(self, script: Callable[[Channel], Script[list[T]]], timeout: float) -> list[T]:
         """Play ``script`` when nobody else has the queue."""
         end = monotonic() + timeout
         while True:
@@ -79,7 +81,7 @@ class DeadLetters:
             try:
                 return self._link.ask(script, left)
             except MissingError:
-                return nothing
+                return []
             except TakenError:
                 if not left:
                     raise

@@ -45,9 +45,24 @@ class Standing(enum.Enum):
 class Delivery:
     """A message that the broker has lent to this connection."""
 
-    __slots__ = ("body", "channel", "lane", "letter", "lent_at", "message_id", "redelivered", "standing", "started", "tag", "token", "ward")
+    __slots__ = (
+        "body",
+        "channel",
+        "lane",
+        "lent_at",
+        "letter",
+        "message_id",
+        "redelivered",
+        "standing",
+        "started",
+        "tag",
+        "token",
+        "ward",
+    )
 
-    def __init__(self, lane: Lane, tag: int, body: bytes, message_id: str, *, redelivered: bool, ward: str) -> None:
+    def __init__(
+        self, lane: Lane, tag: int, body: bytes, message_id: str, *, redelivered: bool, ward: str
+    ) -> None:
         self.lane = lane
         self.channel = lane.channel
         self.tag = tag
@@ -140,9 +155,9 @@ class Lane:
     def next_alone(self, long_ago: float) -> None:
         """For a lane of one at a time: go on if all that is lent was started before ``long_ago``."""
         held = self._unacked.values()
-        if self._ward and self.idle and self.saturated and not self.buffer:
-            if all(each.started is not None and each.started < long_ago for each in held):
-                self.play(lambda: self._consume(1))
+        due = self._ward and self.idle and self.saturated and not self.buffer
+        if due and all(each.started is not None and each.started < long_ago for each in held):
+            self.play(lambda: self._consume(1))
 
     def _swift(self) -> bool:
         since, before = self._turn
@@ -255,7 +270,7 @@ class Lane:
 
         def opened(channel: Channel) -> None:
             self.channel = channel
-            channel.add_on_close_callback(lambda closed, why: self._closed(closed, why))
+            channel.add_on_close_callback(self._closed)
             channel.add_on_cancel_callback(lambda frame: self._cancelled(channel))
             reply(channel)
 
@@ -288,7 +303,9 @@ class Lane:
 
     # -- messages ---------------------------------------------------------------------
 
-    def _delivered(self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes) -> None:
+    def _delivered(
+        self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
+    ) -> None:
         if channel is not self.channel:
             return
         ward = method.consumer_tag

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import Any, Final
 
 from taskq.backends import moves
 from taskq.backends.beside import ANNOUNCEMENT
 from taskq.backends.rabbitmq.lane import Delivery, Lane
 from taskq.backends.rabbitmq.layout import BANDS, Layout
-from taskq.backends.rabbitmq.link import Link
+from taskq.backends.rabbitmq.link import Link, Script
 from taskq.backends.rabbitmq.post import Post
 from taskq.backends.rabbitmq.publisher import Fate, Parcel
 from taskq.backends.rabbitmq.wire import undecodable
@@ -58,7 +59,7 @@ class Lanes:
         self._closed = False
         self.trouble: BackendError | None = None  #: why a lane was closed, until somebody has heard of it
         self.lanes = {queue: self._of(layout, queue) for queue in weights}
-        link.call(lambda: self._every_round())
+        link.call(self._every_round)
 
     def _of(self, layout: Layout, queue: str) -> list[Lane]:
         bands = [layout.band(queue, band) for band in reversed(range(BANDS))]
@@ -114,32 +115,30 @@ class Lanes:
                 return
             ready |= self._looked([(lane, len(lane.buffer) + missing) for lane in lanes], end)
 
-    def _looked(self, wanted: list[tuple[Lane, int]], end: float) -> dict[Lane, int]:
-        """Play the lanes' own looks side by side; what each has beyond its buffer."""
-        futures: list[Future[int]] = [Future() for _ in wanted]
+    def _looked(self, wanted: Sequence[tuple[Lane, int]], end: float) -> dict[Lane, int]:
+        """What each lane has beyond its buffer, after a look."""
+        looks = [(lane, partial(lane.look, 1 if lane.alone else n)) for lane, n in wanted]
+        return dict(zip((lane for lane, _ in wanted), self._all_play(looks, end), strict=True))
+
+    def _all_play(self, plays: Sequence[tuple[Lane, Callable[[], Script[Any]]]], end: float) -> list[Any]:
+        """Play one script on each lane, side by side, and wait for what they return."""
+        futures: list[Future[Any]] = [Future() for _ in plays]
 
         def start() -> None:
-            for (lane, n), future in zip(wanted, futures, strict=True):
-                lane.play(lambda lane=lane, n=n: lane.look(1 if lane.alone else n), future)
+            for (lane, script), future in zip(plays, futures, strict=True):
+                lane.play(script, future)
 
         self._link.call(start)
-        return {
-            lane: self._result(future, end) for (lane, _), future in zip(wanted, futures, strict=True)
-        }
+        return [self._result(future, end) for future in futures]
 
-    def flush(self, lanes: list[Lane], timeout: float) -> int:
+    def flush(self, lanes: Sequence[Lane], timeout: float) -> int:
         """Whatever the broker has sent to ``lanes`` has arrived; how many that were, ever."""
-        end = monotonic() + timeout
-        futures: list[Future[Any]] = [Future() for _ in lanes]
-
-        def start() -> None:
-            for lane, future in zip(lanes, futures, strict=True):
-                lane.play(lane.flush, future)
-
-        self._link.call(start)
-        for future in futures:
-            self._result(future, end)
+        self._all_play([(lane, lane.flush) for lane in lanes], monotonic() + timeout)
         return sum(lane.arrived for lane in lanes)
+
+    def silence(self, timeout: float) -> None:
+        """Ask the broker for nothing more, until something is wanted again."""
+        self._all_play([(lane, lane.silence) for lane in self.all], monotonic() + timeout)
 
     def _result(self, future: Future[Any], end: float) -> Any:
         timeout = max(0.0, end - monotonic())
@@ -200,10 +199,10 @@ class Lanes:
             if lane.alone:
                 lane.next_alone(self._clock.now() - _SOLITUDE)
             if lane.buffer and now - lane.moved > _STALE and lane.idle:
-                lane.play(lambda lane=lane: self._send_back(lane))
+                lane.play(partial(self._send_back, lane))
         self._link.later(_ROUND, self._every_round)
 
-    def _send_back(self, lane: Lane) -> Any:
+    def _send_back(self, lane: Lane) -> Script[None]:
         """A script: nothing more comes, and what has come goes."""
         yield from lane.silence()
         held: list[Delivery] = []
@@ -226,9 +225,9 @@ class Lanes:
                 done.set_result(None)
 
         for lane in self.all:
-            lane.play(lambda lane=lane: self._send_back_and_leave(lane)).add_done_callback(gone)
+            lane.play(partial(self._send_back_and_leave, lane)).add_done_callback(gone)
 
-    def _send_back_and_leave(self, lane: Lane) -> Any:
+    def _send_back_and_leave(self, lane: Lane) -> Script[None]:
         yield from lane.silence()
         held = list(lane.buffer)
         lane.buffer.clear()
@@ -247,7 +246,7 @@ class Lanes:
 
     def _move_all(self) -> None:
         while True:
-            batch = []
+            batch: list[tuple[Delivery, bool]] = []
             while self._misplaced and len(batch) < 500:
                 batch.append(self._misplaced.popleft())
             if not batch:
@@ -259,7 +258,9 @@ class Lanes:
 
     def _move(self, batch: list[tuple[Delivery, bool]]) -> None:
         """Send copies to where the jobs belong; those that arrive there are acknowledged here."""
-        parcels = [(delivery, self._parcel(delivery, lost=lost)) for delivery, lost in batch if delivery.alive]
+        parcels = [
+            (delivery, self._parcel(delivery, lost=lost)) for delivery, lost in batch if delivery.alive
+        ]
         try:
             self._post.send([parcel for _, parcel in parcels])
         except BackendError as error:
@@ -273,9 +274,7 @@ class Lanes:
         try:
             job, history = delivery.read()
         except DecodeError as error:
-            job, history = undecodable(
-                delivery.body, lane.queue, delivery.message_id or new_id(), error, now
-            )
+            job, history = undecodable(delivery.body, lane.queue, delivery.message_id or new_id(), error, now)
             return self._post.dead(job, history, lane.queue)
         if not lost:
             if lane.alone:

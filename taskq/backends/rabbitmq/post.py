@@ -50,7 +50,9 @@ class Post:
         self._layout.check(job.queue)
         return self.again(job, (), exact=True)
 
-    def again(self, job: Job, history: Sequence[Attempt], *, exact: bool = False, ahead: bool = False) -> Parcel:
+    def again(
+        self, job: Job, history: Sequence[Attempt], *, exact: bool = False, ahead: bool = False
+    ) -> Parcel:
         """A job that is due at ``job.due``. ``ahead`` of those that wait already: in the band above its own."""
         band = band_of(job.priority)
         if ahead:
@@ -84,7 +86,11 @@ class Post:
                 f"job {job.id} is {len(body):,} bytes, and {self._address.location} takes messages of "
                 f"{self._address.max_message_size:,} (max_message_size)"
             )
-        headers = {"taskq-attempts": job.attempts, "taskq-losses": job.losses, "taskq-generation": job.generation}
+        headers = {
+            "taskq-attempts": job.attempts,
+            "taskq-losses": job.losses,
+            "taskq-generation": job.generation,
+        }
         return Parcel(exchange, key, body, job.id, job.task, headers, job.queue)
 
     # -- sending ----------------------------------------------------------------------
@@ -103,9 +109,7 @@ class Post:
             return
         self.topology.forget()
         self.prepare(returned, max(0.0, end - monotonic()))
-        still = self.publisher.send(
-            [parcel.copy() for parcel in returned], max(0.0, end - monotonic())
-        )
+        still = self.publisher.send([parcel.copy() for parcel in returned], max(0.0, end - monotonic()))
         if still:
             cause = unroutable(still, self._address)
             if len(still) < len(parcels):

@@ -74,9 +74,7 @@ class Parcel:
 
     def copy(self) -> Parcel:
         """The same once more, as if it had never been sent."""
-        return Parcel(
-            self.exchange, self.key, self.body, self.job_id, self.task, self.headers, self.queue
-        )
+        return Parcel(self.exchange, self.key, self.body, self.job_id, self.task, self.headers, self.queue)
 
 
 class Shipment:

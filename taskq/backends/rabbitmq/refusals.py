@@ -55,7 +55,8 @@ def explain(error: BaseException | str, address: Address) -> BackendError:
     cause = _cause(error)
     if isinstance(
         cause,
-        exceptions.ProbableAuthenticationError | exceptions.ProbableAccessDeniedError
+        exceptions.ProbableAuthenticationError
+        | exceptions.ProbableAccessDeniedError
         | exceptions.AuthenticationError,
     ):
         return RefusedError(f"{address.location} does not let {address.user!r} in: {cause!r}")

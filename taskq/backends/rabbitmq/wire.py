@@ -61,12 +61,12 @@ def unpacked(body: bytes, lent_to: str | None = None) -> Letter:
     Raises ``DecodeError`` for anything else.
     """
     try:
-        fields: list[Any] = msgpack.unpackb(
-            body, strict_map_key=False, unicode_errors="surrogatepass"
-        )
+        fields: list[Any] = msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
         if fields[0] != _VERSION:
             raise DecodeError(f"a message of layout {fields[0]!r}; this version of taskq reads {_VERSION}")
-        return Letter(_job(fields, lent_to), tuple(Attempt(**dict(zip(_ATTEMPT, a, strict=True))) for a in fields[-1]))
+        return Letter(
+            _job(fields, lent_to), tuple(Attempt(**dict(zip(_ATTEMPT, a, strict=True))) for a in fields[-1])
+        )
     except DecodeError:
         raise
     except Exception as error:
