@@ -9,7 +9,12 @@ import re
 from taskq.backends import from_url
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "backends.md"
-URLS = {"sqlite": "sqlite:///nowhere.db", "memory": "memory://", "kafka": "kafka://nowhere"}
+URLS = {
+    "sqlite": "sqlite:///nowhere.db",
+    "memory": "memory://",
+    "kafka": "kafka://nowhere",
+    "rabbitmq": "amqp://nowhere",
+}
 SAID = {
     "leases": "a lost worker's jobs return",
     "fencing": "every write of a run is checked against its token",

@@ -90,7 +90,7 @@ class DeadLetters:
 
     def _listed(self, channel: Channel, queue: str) -> Script[list[Letter]]:
         letters = yield from self._read(channel, queue)
-        channel.basic_nack(0, multiple=True, requeue=True)
+        yield from _let_go(channel)
         return letters
 
     def _revived(
@@ -106,8 +106,7 @@ class DeadLetters:
             if parcel.fate is Fate.CONFIRMED:
                 channel.basic_ack(letter.tag)
                 revived.append(letter.job.id)
-        if len(revived) < len(letters):
-            channel.basic_nack(0, multiple=True, requeue=True)
+        yield from _let_go(channel)
         if len(revived) < len(chosen):
             raise BackendUnavailableError(
                 f"{len(revived)} of {len(chosen)} dead jobs were revived; the others are still dead: "
@@ -149,6 +148,14 @@ class DeadLetters:
         except DecodeError as error:
             job, history = undecodable(body, queue, message_id or str(tag), error, self._clock.now())
         return Letter(tag, job, history)
+
+
+def _let_go(channel: Channel) -> Script[None]:
+    """Give back what is lent over ``channel``, in one stroke; once this is over the queue has it again."""
+    channel.basic_nack(0, multiple=True, requeue=True)
+    for tag in channel.consumer_tags:
+        # The queue answers this after what it was told before.
+        yield reply_of(channel.basic_cancel, tag)
 
 
 def _place(job: Job) -> tuple[float, str]:
