@@ -112,15 +112,14 @@ def sweep(url: str, queues: Iterable[str]) -> None:
     connection = pika.BlockingConnection(address.parameters("sweep"))
     try:
         channel = connection.channel()
-        for queue in {"tasks", *queues}:
-            for each in layout.queue(queue):
-                channel.queue_delete(each.name)
+        there = [each for queue in {"tasks", *queues} for each in layout.queue(queue)]
         if _there(connection, layout.unrouted):
-            for each in layout.ladder():
-                if isinstance(each, Queue):
-                    channel.queue_delete(each.name)
-                elif isinstance(each, Exchange):
-                    channel.exchange_delete(each.name)
+            there += layout.ladder()
+        for each in there:
+            if isinstance(each, Queue):
+                channel.queue_delete(each.name)
+            elif isinstance(each, Exchange):
+                channel.exchange_delete(each.name)
     finally:
         connection.close()
 
