@@ -24,6 +24,7 @@ _SLOW = frozenset(
         "test_bodies",
         "test_crash_points",
         "test_group_kills",
+        "test_kafka_faults",
         "test_leases",
         "test_limits",
         "test_rough_use",

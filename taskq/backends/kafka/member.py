@@ -186,6 +186,7 @@ class Member:
             self._place.client(
                 group_id=self._place.group,
                 group_protocol="consumer",
+                group_remote_assignor="range",
                 isolation_level="read_committed",
                 enable_auto_commit=False,
                 enable_auto_offset_store=False,
@@ -353,9 +354,7 @@ class Member:
         """Move what runs; returns whether something is left that cannot be."""
         with self.shelf.changed:
             running = [held for held in self.shelf.running(slots) if not held.settling]
-            moving = [
-                (held, part) for held in running if (part := self.shelf.refuge(held.part.queue)) is not None
-            ]
+            moving = [(held, part) for held in running if (part := self.shelf.refuge(held.part)) is not None]
             for held, _ in moving:
                 held.settling = True
         if moving:

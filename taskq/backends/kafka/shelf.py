@@ -61,9 +61,10 @@ class Shelf:
         parts = [part for slot in slots if (part := self.parts.get(slot)) is not None]
         return [held for part in parts for held in part.open.values() if held.session is not None]
 
-    def refuge(self, queue: str) -> Part | None:
-        """A partition of ``queue`` that stays here."""
-        return next((part for part in self.by_queue[queue] if part.hop is None and not part.leaving), None)
+    def refuge(self, part: Part) -> Part | None:
+        """A partition of the queue of ``part`` that stays here, of its band if one does."""
+        stay = [one for one in self.by_queue[part.queue] if one.hop is None and not one.leaving]
+        return min(stay, key=lambda one: (one.band != part.band, len(one.open)), default=None)
 
     # -- messages ---------------------------------------------------------------------
 
