@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import pathlib
 import shutil
 import socket
+import subprocess
 import urllib.request
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +32,7 @@ def start(running: Running) -> str:
     )
     running.spawn([str(shutil.which("epmd")), "-port", str(mapper), "-address", "127.0.0.1"])
     running.wait("epmd", lambda: listens(mapper))
-    environ = _environ(running, mapper, amqp, distribution)
+    environ = _environ(running, amqp, distribution)
     _write_config(running, management)
     running.spawn([_SERVER], environ)
     running.wait("rabbitmq", lambda: _speaks_amqp(amqp) and _manages(management))
@@ -40,6 +42,27 @@ def start(running: Running) -> str:
 def management_url(running: Running) -> str:
     """The management interface, user and password guest."""
     return f"http://127.0.0.1:{running.ports['management']}"
+
+
+def control(running: Running, *words: str) -> str:
+    """What ``rabbitmqctl`` says to this node."""
+    node = {**os.environ, **_node(running)}
+    command = ["/usr/lib/rabbitmq/bin/rabbitmqctl", "--quiet", *words]
+    done = subprocess.run(command, env=node, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise ServerError(f"rabbitmqctl {' '.join(words)}: {(done.stdout + done.stderr)[-2000:]}")
+    return done.stdout
+
+
+def _node(running: Running) -> dict[str, str]:
+    """How this node is found."""
+    return {
+        "HOME": str(running.folder("home")),
+        "ERL_EPMD_PORT": str(running.ports["epmd"]),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": "taskq@localhost",
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+    }
 
 
 def _write_config(running: Running, management: int) -> None:
@@ -53,19 +76,15 @@ def _write_config(running: Running, management: int) -> None:
     )
 
 
-def _environ(running: Running, mapper: int, amqp: int, distribution: int) -> dict[str, str]:
+def _environ(running: Running, amqp: int, distribution: int) -> dict[str, str]:
     config, data = running.folder("etc"), running.folder("data")
     return {
-        "HOME": str(running.folder("home")),
-        "ERL_EPMD_PORT": str(mapper),
-        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        **_node(running),
         "ERL_CRASH_DUMP_SECONDS": "0",
-        "RABBITMQ_NODENAME": "taskq@localhost",
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODE_PORT": str(amqp),
         "RABBITMQ_DIST_PORT": str(distribution),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
-        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
         "RABBITMQ_CONFIG_FILE": str(config / "rabbitmq.conf"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(config / "none.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(config / "enabled_plugins"),

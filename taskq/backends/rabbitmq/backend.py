@@ -130,8 +130,7 @@ class RabbitBackend(Backend):
 
     def known(self) -> list[str]:
         """The queues that have been used from here."""
-        mine = [queue for session in self._sessions for queue in session.lanes.lanes]
-        return sorted({*self._post.topology.known(), *self._topology.known(), *mine})
+        return sorted(self._post.topology.seen | self._topology.seen)
 
     def _counted(self, queue: str) -> dict[State, int]:
         lanes = self._lanes_of(queue)

@@ -20,6 +20,7 @@ class Topology:
         self._link = link
         self._lock = threading.Lock()
         self._queues: set[str] = set()
+        self.seen: set[str] = set()  #: queues ever declared here
         self._ladder: set[str] = set()  #: queues that jobs reach from the ladder
 
     def ensure(self, queue: str, timeout: float, *, delayed: bool = False) -> None:
@@ -31,6 +32,7 @@ class Topology:
             if queue not in self._queues:
                 self._declare(self._layout.queue(queue), timeout)
                 self._queues.add(queue)
+                self.seen.add(queue)
             if delayed and queue not in self._ladder:
                 if not self._ladder:
                     self._declare(self._layout.ladder(), timeout)
@@ -41,10 +43,6 @@ class Topology:
         """Nothing is certain any more: the connection was lost, or a queue is gone."""
         self._queues.clear()
         self._ladder.clear()
-
-    def known(self) -> list[str]:
-        """The queues declared here."""
-        return sorted(self._queues)
 
     def _declare(self, declarations: Iterable[Declaration], timeout: float) -> None:
         self._link.ask(lambda channel: _declared(channel, declarations), timeout)
