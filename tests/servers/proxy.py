@@ -24,6 +24,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0  #: connections, ever
+        self.turned_away = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def url(self, url: str) -> str:
@@ -78,6 +79,7 @@ class Proxy:
             except OSError:
                 return
             if self._refuses:
+                self.turned_away += 1
                 client.close()
                 continue
             self._connect(client)

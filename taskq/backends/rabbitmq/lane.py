@@ -12,12 +12,11 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 import pika
-from pika import spec
 from pika.channel import Channel
 from pika.exceptions import AMQPError
 
 from taskq.backends.rabbitmq.link import Link, Script
-from taskq.backends.rabbitmq.topology import reply_of
+from taskq.backends.rabbitmq.topology import cancelled, reply_of
 from taskq.backends.rabbitmq.wire import Letter, unpacked
 from taskq.clock import monotonic
 from taskq.errors import BackendError, BackendUnavailableError
@@ -212,12 +211,7 @@ class Lane:
         """A script: the broker sends nothing more. What it has sent stays."""
         if self._ward and self.channel is not None:
             ward, self._ward = self._ward, ""
-            # The driver's own cancel would send back what arrives meanwhile, as if it had been lost.
-            yield lambda reply: self._open_channel._rpc(
-                spec.Basic.Cancel(consumer_tag=ward), reply, [(spec.Basic.CancelOk, {"consumer_tag": ward})]
-            )
-            if self.channel is not None:
-                self.channel._consumers.pop(ward, None)
+            yield cancelled(self.channel, ward)
 
     @property
     def _open_channel(self) -> Channel:

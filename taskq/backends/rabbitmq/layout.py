@@ -25,7 +25,7 @@ LEVELS: Final = 33
 LONGEST_DELAY: Final = 2.0**28
 #: Out of reach: a queue that counts deliveries must never drop a job for it.
 _DELIVERIES: Final = 1_000_000_000
-#: What a name may have in bytes; the longest suffix is that of the suspects.
+#: What a name may have, in bytes.
 _LONGEST_NAME: Final = 255
 _SUFFIXES: Final = (".p1", ".p2", ".p3", ".suspects", ".dead")
 
@@ -87,7 +87,7 @@ class Layout:
                 f"queue {queue!r}: on RabbitMQ names may not begin with 'amq.' or 'taskq.', nor end with "
                 + ", ".join(_SUFFIXES)
             )
-        if len((self.prefix + queue + ".suspects").encode()) > _LONGEST_NAME:
+        if len(self.lock(queue).encode()) > _LONGEST_NAME:
             raise InvalidArgumentError(
                 f"queue {queue!r}: too long for RabbitMQ, which takes {_LONGEST_NAME} bytes with prefix and suffix"
             )
@@ -102,6 +102,10 @@ class Layout:
 
     def dead(self, queue: str) -> str:
         return f"{self.prefix}{queue}.dead"
+
+    def lock(self, queue: str) -> str:
+        """A queue that only one connection can have: whose turn it is to read the dead of ``queue``."""
+        return f"{self.dead(queue)}.lock"
 
     def ready(self, queue: str) -> list[str]:
         """Every queue of the broker that holds jobs of ``queue`` which are due."""

@@ -131,6 +131,7 @@ class Link:
     def _start(self) -> IOLoop:
         with self._lock:
             if self._loop is None:
+                _hush()
                 self._loop = IOLoop()
                 self._thread = threading.Thread(target=self._serve, name=f"taskq-{self._name}", daemon=True)
                 self._thread.start()
@@ -239,6 +240,13 @@ class Link:
     def _end_talks(self, error: BackendError, *, waiting: bool = True) -> None:
         for talk in [*self._talks, *(self._waiting if waiting else ())]:
             talk.fail(error)
+
+
+def _hush() -> None:
+    """The driver logs every attempt with its traceback; what it says comes as errors here, and is told once."""
+    driver = logging.getLogger("pika")
+    if driver.level == logging.NOTSET:
+        driver.setLevel(logging.CRITICAL)
 
 
 class _Talk(Generic[T]):

@@ -13,6 +13,7 @@ from taskq.backends.rabbitmq.topology import Topology
 from taskq.backends.rabbitmq.wire import packed
 from taskq.clock import Clock, monotonic
 from taskq.errors import (
+    BackendUnavailableError,
     ConfigurationError,
     PayloadTooLargeError,
     PublishUnknownError,
@@ -103,7 +104,10 @@ class Post:
         """
         timeout = self._address.publish_timeout if timeout is None else timeout
         end = monotonic() + timeout
-        self.prepare(parcels, timeout)
+        try:
+            self.prepare(parcels, timeout)
+        except BackendUnavailableError as error:
+            raise self.publisher.unsent(len(parcels), error) from error
         returned = self.publisher.send(parcels, max(0.0, end - monotonic()))
         if not returned:
             return

@@ -161,8 +161,12 @@ class Publisher:
             ) from cause
         if refused:
             raise NotPublishedError(f"{self._address.location} refused the job {open_ids[0]}") from cause
+        raise self.unsent(len(open_ids), cause) from cause
+
+    def unsent(self, count: int, cause: BackendError) -> NotPublishedError:
+        """The error of so many jobs that were not sent."""
         kind = BlockedError if self.link.blocked else AwayError
-        raise kind(f"nothing was stored ({len(open_ids)} jobs): {cause}") from cause
+        return kind(f"nothing was stored ({count} jobs): {cause}")
 
     # -- the link's thread ------------------------------------------------------------
 

@@ -69,6 +69,11 @@ def is_refusal(error: BackendError) -> bool:
     return isinstance(error, RefusedError)
 
 
+def _plain(value: str) -> str:
+    """A value as the broker writes it, without its type."""
+    return re.sub(r"the value (.*) of type '\w+'", r"\1", value)
+
+
 def _cause(error: BaseException | str) -> BaseException | str:
     """What is at the bottom of the driver's nested errors."""
     for _ in range(5):
@@ -86,7 +91,7 @@ def _channel_closed(code: int, text: str, address: Address) -> BackendError:
     if found:
         return SchemaError(
             f"{found['what']} {found['name']!r} at {address.location} is not as taskq declares it: "
-            f"{found['argument']} is {found['theirs']}, not {found['ours']}. Delete it once it is empty, or use "
+            f"{found['argument']} is {_plain(found['theirs'])}, not {_plain(found['ours'])}. Delete it once it is empty, or use "
             "other names: prefix=… in the URL"
         )
     if code == 404:

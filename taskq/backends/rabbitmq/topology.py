@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pika import spec
 from pika.channel import Channel
 
 from taskq.backends.rabbitmq.layout import Binding, Declaration, Exchange, Layout, Queue
@@ -63,6 +64,24 @@ def _step(channel: Channel, what: Declaration) -> Step:
             return reply_of(channel.exchange_bind, target, source, key)
         case Binding(source, target, key):
             return reply_of(channel.queue_bind, target, source, key)
+
+
+def cancelled(channel: Channel, tag: str) -> Step:
+    """The step that ends a consumer, once the broker has said so.
+
+    The driver's own cancel sends back what arrives meanwhile, as if it had been lost; here it arrives.
+    """
+
+    def start(reply: Callable[[Any], None]) -> None:
+        def over(frame: Any) -> None:
+            channel._consumers.pop(tag, None)
+            reply(frame)
+
+        channel._rpc(
+            spec.Basic.Cancel(consumer_tag=tag), over, [(spec.Basic.CancelOk, {"consumer_tag": tag})]
+        )
+
+    return start
 
 
 def reply_of(do: Callable[..., Any], *arguments: Any, **named: Any) -> Step:
