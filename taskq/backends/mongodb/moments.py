@@ -39,6 +39,10 @@ class Moments(Protocol):
         """The same as an expression that the server evaluates."""
         ...
 
+    def tick(self) -> float:
+        """Seconds since the epoch, to number things by: goes on even where :meth:`now` stands still."""
+        ...
+
     def learn(self, server: float, asked: float, answered: float) -> None:
         """The server's time was ``server`` somewhen between these two of :meth:`machine_now`."""
         ...
@@ -54,7 +58,7 @@ class ServerMoments:
     def now(self) -> float:
         return SYSTEM_CLOCK.now() + self._apart
 
-    lease_now = now
+    lease_now = tick = now
 
     def lease(self) -> Any:
         return "$$NOW"
@@ -83,6 +87,9 @@ class ClockMoments:
 
     def lease_now(self) -> float:
         return self._clock.lease_time()
+
+    def tick(self) -> float:
+        return SYSTEM_CLOCK.now()
 
     def lease(self) -> Any:
         return _EPOCH + timedelta(seconds=self._clock.lease_time())

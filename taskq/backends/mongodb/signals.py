@@ -1,0 +1,257 @@
+"""How those who wait learn that something has come.
+
+Each thing that can be waited for (a queue, the end of jobs, a worker's cancellations) has one small document. Who waits
+signs in there and watches; who brings something touches the document, at most every 20 ms, and only where somebody has
+signed in. One thread of a process watches for all of its waiters, by one change stream that is open while somebody
+waits; another one touches. A server without a replica set has no change streams: there, waiters look often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from taskq.backends.mongodb.connection import Connection, passing
+from taskq.clock import monotonic
+from taskq.errors import BackendError
+
+#: Longest sleep between two looks, in seconds: the net under everything that is waited for.
+LOOK: Final = 1.0
+#: The same where nothing can be watched.
+LOOK_UNWATCHED: Final = 0.05
+#: Shortest time between two touches, in seconds.
+_APART: Final = 0.02
+#: How long a sign-in lasts, and how much before its end it is renewed, in seconds.
+_SIGNED: Final = 30.0
+_RENEWED: Final = 15.0
+#: How long the watch goes on when nobody waits any more, in seconds.
+_LINGER: Final = 2.0
+#: Longest wait of one question to the change stream, in seconds.
+_ASKED: Final = 0.25
+
+#: The name under which ends of jobs are signalled; those of queues begin with ``q``.
+ENDS: Final = "ends"
+
+
+def queue_name(queue: str) -> str:
+    return f"q{queue}"
+
+
+def worker_name(worker: str) -> str:
+    return f"w{worker}"
+
+
+class Waiter:
+    """Somebody who waits for some names; sleeps on an event of its own."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        """To be called before a look: what comes after that look rings."""
+        self._event.clear()
+
+    def sleep(self, seconds: float) -> None:
+        self._event.wait(seconds)
+
+
+class Signals:
+    """Those of one process on one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
+        self._signed: dict[str, float] = {}  # until when, on the monotonic clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._active: set[Waiter] = set()
+        self._idle_since = monotonic()
+        self._toucher = _Toucher(self._connection)
+        self._watcher: threading.Thread | None = None
+        self._watching = threading.Event()  # a stream is open
+        self._settled = threading.Event()  # it is known whether one can be
+
+    # -- bringing ---------------------------------------------------------------------
+
+    def ring(self, names: Iterable[str]) -> None:
+        """Something has come for ``names``; costs the caller no trip."""
+        self._own()
+        wanted = set(names)
+        if not wanted:
+            return
+        with self._lock:
+            mine = [waiter for waiter in self._waiters if waiter.names & wanted]
+        for waiter in mine:
+            waiter.ring()
+        self._toucher.touch(wanted)
+
+    # -- waiting ----------------------------------------------------------------------
+
+    def waiter(self, names: Iterable[str]) -> Waiter:
+        self._own()
+        waiter = Waiter(names)
+        with self._lock:
+            self._waiters.add(waiter)
+        return waiter
+
+    @contextlib.contextmanager
+    def waiting(self, waiter: Waiter) -> Iterator[float]:
+        """Sign ``waiter`` in while the block lasts, in which it must look before it sleeps; how long it may sleep."""
+        self._own()
+        with self._lock:
+            self._active.add(waiter)
+        try:
+            self._sign_in(waiter.names)
+            self._watch()
+            yield LOOK if self._watching.is_set() else LOOK_UNWATCHED
+        finally:
+            with self._lock:
+                self._active.discard(waiter)
+                self._idle_since = monotonic()
+
+    def _sign_in(self, names: Iterable[str]) -> None:
+        """Before the look: what comes later is signalled."""
+        now = monotonic()
+        with self._lock:
+            due = [name for name in names if self._signed.get(name, 0.0) - now < _RENEWED]
+        if not due:
+            return
+        from pymongo import UpdateOne
+
+        until = self._connection.moments.tick() + _SIGNED
+        writes = [UpdateOne({"_id": name}, {"$max": {"seen": until}}, upsert=True) for name in due]
+        self._connection.run(lambda rooms: rooms.signals.bulk_write(writes, ordered=False))
+        with self._lock:
+            self._signed.update(dict.fromkeys(due, now + _SIGNED))
+
+    def _watch(self) -> None:
+        if self._watching.is_set():
+            return
+        with self._lock:
+            if self._watcher is None or not self._watcher.is_alive():
+                self._settled.clear()
+                self._watcher = threading.Thread(target=self._run, name="taskq-mongodb-watch", daemon=True)
+                self._watcher.start()
+        self._settled.wait(LOOK)
+
+    # -- watching ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001 - whatever it is, waiters look by themselves meanwhile
+            if not passing(error):
+                # Not allowed, or no replica set: not tried again before somebody has waited a good while.
+                self._settled.set()
+                self._connection.closed.wait(_SIGNED)
+        finally:
+            self._watching.clear()
+            self._settled.set()
+            self._ring_all()
+
+    def _follow(self) -> None:
+        import pymongo
+
+        rooms = self._connection.rooms()
+        with rooms.signals.watch(
+            [{"$project": {"documentKey": 1}}], max_await_time_ms=int(_ASKED * 1000)
+        ) as stream:
+            self._watching.set()
+            self._settled.set()
+            while not self._connection.closed.is_set() and not self._abandoned():
+                with pymongo.timeout(_ASKED + self._connection.timeout):
+                    event: Any = stream.try_next()
+                if event is not None:
+                    self._rung(event["documentKey"]["_id"])
+
+    def _abandoned(self) -> bool:
+        """Whether nobody waits any more; the watch is then over in the eyes of whoever comes."""
+        with self._lock:
+            over = not self._active and monotonic() - self._idle_since > _LINGER
+            if over:
+                self._watching.clear()
+                self._watcher = None
+            return over
+
+    def _rung(self, name: str) -> None:
+        with self._lock:
+            woken = [waiter for waiter in self._waiters if name in waiter.names]
+        for waiter in woken:
+            waiter.ring()
+
+    def _ring_all(self) -> None:
+        with self._lock:
+            everyone = list(self._waiters)
+        for waiter in everyone:
+            waiter.ring()
+
+    def close(self) -> None:
+        """Free everybody; the connection is closed already."""
+        self._toucher.close()
+        self._ring_all()
+
+    def _own(self) -> None:
+        if self._pid != os.getpid():  # forked: threads and locks stayed behind
+            self._lock = threading.Lock()
+            self._waiters = weakref.WeakSet()
+            self._signed = {}
+            self._begin()
+
+
+class _Toucher:
+    """A thread that touches the documents of what has come, and ends when nothing has for a while."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._wanted: set[str] = set()
+        self._changed = threading.Condition()
+        self._running = False
+        self._closed = False
+
+    def touch(self, names: set[str]) -> None:
+        with self._changed:
+            self._wanted |= names
+            if self._closed:
+                return
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="taskq-mongodb-signal", daemon=True).start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while names := self._next():
+            with contextlib.suppress(BackendError):  # those who wait look by themselves, once a second
+                self._connection.run(lambda rooms, names=names: self._write(rooms, names), within=LOOK)
+            self._connection.closed.wait(_APART)
+
+    def _next(self) -> list[str]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted or self._closed, _LINGER)
+            names, self._wanted = list(self._wanted), set()
+            if not names or self._closed:
+                self._running = False
+                return []
+            return names
+
+    def _write(self, rooms: Any, names: list[str]) -> None:
+        from pymongo import WriteConcern
+
+        quick = rooms.signals.with_options(write_concern=WriteConcern(1))
+        signed = {"_id": {"$in": names}, "seen": {"$gt": self._connection.moments.tick()}}
+        quick.update_many(signed, {"$inc": {"n": 1}})
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
