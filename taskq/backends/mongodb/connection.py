@@ -147,6 +147,11 @@ class Connection:
         except (PyMongoError, ValueError) as error:
             raise ConfigurationError(f"{self.location}: {error}") from error
 
+    def of(self, client: MongoClient[dict[str, Any]]) -> Rooms:
+        """The same collections through the client of a caller; they are there already."""
+        self.rooms()
+        return self._collections(client)
+
     def _collections(self, client: MongoClient[dict[str, Any]]) -> Rooms:
         from pymongo import ReadPreference, WriteConcern
         from pymongo.read_concern import ReadConcern

@@ -75,8 +75,6 @@ def _failure(error: BackendUnavailableError, jobs: Sequence[Job]) -> Exception:
 
 
 def _insert(connection: Connection, jobs: Sequence[Job], *, announced: bool) -> Pushed:
-    from pymongo.errors import BulkWriteError
-
     made = made_of(connection, jobs, announced=announced)
 
     def insert(rooms: Rooms) -> None:
@@ -91,11 +89,7 @@ def _insert(connection: Connection, jobs: Sequence[Job], *, announced: bool) -> 
         line_up(rooms, made)
 
     connection.run(insert)
-    return Pushed(documents_ids(jobs), {job.queue for job in jobs}, ended=False)
-
-
-def documents_ids(jobs: Sequence[Job]) -> list[str]:
-    return [job.id for job in jobs]
+    return Pushed([job.id for job in jobs], {job.queue for job in jobs}, ended=False)
 
 
 def _only_known(error: Exception) -> bool:
@@ -164,8 +158,10 @@ def store(
     announced: bool = False,
 ) -> Pushed:
     """Store ``jobs`` within the transaction of ``session``, each by the rules of its key and line."""
+    wanted = {"_id": {"$in": [job.id for job in jobs]}}
+    known = {found["_id"] for found in rooms.jobs.find(wanted, {"_id": 1}, session=session)}
     some = _Some(connection, rooms, session, may_refuse=may_refuse, announced=announced)
-    ids = [some.store(job) for job in jobs]
+    ids = [job.id if job.id in known else some.store(job) for job in jobs]
     some.write()
     return Pushed(ids, some.queues, some.ended)
 
@@ -193,8 +189,6 @@ class _Some:
         if standing is not None:
             return standing
         lane = overflow.bounded(job, self._now)
-        if self._known(job):
-            return job.id
         full = lane is not None and self._full(lane)
         if lane and full and lane.overflow == "raise" and self._may_refuse:
             overflow.refuse(job, lane)
@@ -208,9 +202,6 @@ class _Some:
         if lane and full:
             self._spill(job, lane)
         return job.id
-
-    def _known(self, job: Job) -> bool:
-        return self._rooms.jobs.find_one({"_id": job.id}, {"_id": 1}, session=self._session) is not None
 
     def write(self) -> None:
         from pymongo import UpdateOne
