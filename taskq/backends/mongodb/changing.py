@@ -29,14 +29,19 @@ class Change:
 
 
 def write(
-    connection: Connection, rooms: Rooms, changes: Sequence[Change], session: ClientSession | None = None
+    connection: Connection,
+    rooms: Rooms,
+    changes: Sequence[Change],
+    session: ClientSession | None = None,
+    *,
+    call: int | None = None,
 ) -> list[Change]:
-    """Write the changes whose jobs are as they were; returns those. May be repeated by way of ``rooms``."""
+    """Write the changes whose jobs are as they were, marked with the number ``call``; returns those."""
     if not changes:
         return []
     from pymongo import UpdateOne
 
-    call = connection.stamp()
+    call = call or connection.stamp()
     writes = []
     for change in changes:
         change.update.setdefault("$set", {})["z"] = call

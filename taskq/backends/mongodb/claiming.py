@@ -224,6 +224,8 @@ class Claim:
             return lines.Lines(self._connection, rooms, session, how).serve(turns), turns
 
         served, self._turns = self._connection.transact(act, "lanes")
+        while served.again and not served.documents:
+            served, self._turns = self._connection.transact(act, "lanes")
         dues = [due for due in (view.due(queues), served.room) if due is not None]
         return Lent(
             self._reservations(served.documents), min(dues, default=None), self._ended or served.ended

@@ -52,6 +52,7 @@ class Served(NamedTuple):
     documents: list[Document]
     room: float | None  #: when time alone makes room for what was passed over
     ended: bool
+    again: bool  #: whether something was put away, behind which others may stand
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Lines:
         self._late: list[Document] = []
         self._aside: list[str] = []
         self._closed: list[str] = []
+        self._sequences: set[str] = set()  #: lanes with a head
 
     def serve(self, turns: Turns) -> Served:
         """Lend what may be lent."""
@@ -98,7 +100,7 @@ class Lines:
         self._put_away()
         found = self._lend(list(names.values()))
         order = [next(lent[queue])["_id"] for queue in chosen]
-        return Served([found[name] for name in order], self._gates.until, bool(self._late))
+        return Served([found[name] for name in order], self._gates.until, bool(self._late), bool(self._late or self._aside))
 
     def _concerns(self, queue: str) -> bool:
         return self._how.only is None or self._how.only["q"] == queue
@@ -202,13 +204,12 @@ class Lines:
         for each in self._first_jobs(some, lanes):
             found[line_id(each["q"], each["l"], each["r"])].append(each)
         for name, jobs in found.items():
-            if not jobs and not lanes[name].ordered:
+            if not jobs and not (lanes[name].ordered and lanes[name].name in self._sequences):
                 self._closed.append(name)
             good = [job for job in jobs if self._good(job)]
-            if len(good) < len(jobs) and len(jobs) == self._how.limit:
+            if len(good) < len(jobs) == self._how.limit and not lanes[name].ordered:
                 good = self._more(jobs[0], good)
-            if lanes[name].ordered:
-                good = self._heads(name, jobs, good)
+            # Where the head of a sequence is put away, the next take finds the next.
             found[name] = good
         return list(found.values())
 
@@ -227,13 +228,11 @@ class Lines:
         first, *others = parts
         unions = [{"$unionWith": {"coll": self._rooms.jobs.name, "pipeline": part}} for part in others]
         for each in self._rooms.jobs.aggregate([*first, *unions], session=self._session):
-            here = (each["q"], each["l"], each["r"])
-            if "line" not in each or (each["s"] == LANED and each["line"] == line_id(*here)):
-                yield each
-
-    def _heads(self, name: str, jobs: list[Document], good: list[Document]) -> list[Document]:
-        """The head of an ordered line, if it stands here; where it was put away, the next take finds the next."""
-        return good[:1]
+            if "line" in each:  # the head of a sequence, wherever it is
+                self._sequences.add(each["l"])
+                if each["s"] != LANED or each["line"] != line_id(each["q"], each["l"], each["r"]):
+                    continue
+            yield each
 
     def _more(self, first: Document, good: list[Document]) -> list[Document]:
         """As many good jobs of a line as are wanted, where some of the first were not."""
