@@ -25,6 +25,7 @@ class Change:
     def __init__(self, before: Document, move: moves.Move, *, unfence: bool = False) -> None:
         self.before = before
         self.job: Job = move.job
+        self.attempt = move.attempt
         self.update = documents.change(before, move, unfence=unfence)
 
 
@@ -35,8 +36,12 @@ def write(
     session: ClientSession | None = None,
     *,
     call: int | None = None,
+    still: Sequence[str] = (),
 ) -> list[Change]:
-    """Write the changes whose jobs are as they were, marked with the number ``call``; returns those."""
+    """Write the changes whose jobs are as they were, marked with the number ``call``; returns those.
+
+    ``still`` names fields besides the fence that must not have changed either.
+    """
     if not changes:
         return []
     from pymongo import UpdateOne
@@ -45,7 +50,8 @@ def write(
     writes = []
     for change in changes:
         change.update.setdefault("$set", {})["z"] = call
-        writes.append(UpdateOne(documents.fence(change.before), change.update))
+        fence = documents.fence(change.before) | {name: change.before.get(name) for name in still}
+        writes.append(UpdateOne(fence, change.update))
     found = rooms.jobs.bulk_write(writes, ordered=False, session=session)
     written = list(changes)
     if found.matched_count != len(changes):
@@ -60,9 +66,7 @@ def write(
 def _follow(rooms: Rooms, written: Sequence[Change], session: ClientSession | None) -> None:
     """What else a change brings with it."""
     let_go(rooms, [(change.job, None) for change in written if change.job.state.ended], session)
-    back = [
-        change for change in written if change.job.state is State.PENDING and change.job.lane is not None
-    ]
+    back = [change for change in written if change.job.state is State.PENDING and change.job.lane is not None]
     if back:
         names = [change.job.id for change in back]
         line_up(rooms, list(rooms.jobs.find({"_id": {"$in": names}, "s": LANED}, session=session)), session)
@@ -74,7 +78,9 @@ def stage(connection: Connection, rooms: Rooms, queues: Sequence[str], now: floa
     for queue in queues:
         due = {"s": SCHEDULED, "q": queue, "r": 0, "d": {"$lte": now}}
         found = list(
-            rooms.fresh.find(due, {"l": 1, "p": 1, "q": 1, "b": 1} | _BODY).sort([("d", 1), ("n", 1)]).limit(STEP)
+            rooms.fresh.find(due, {"l": 1, "p": 1, "q": 1, "b": 1} | _BODY)
+            .sort([("d", 1), ("n", 1)])
+            .limit(STEP)
         )
         laned = [each for each in found if "l" in each]
         for kind, some in ((PENDING, [each for each in found if "l" not in each]), (LANED, laned)):
@@ -99,7 +105,9 @@ def expire(connection: Connection, rooms: Rooms, names: Sequence[str]) -> bool:
     changes = []
     for document in found:
         job = documents.job_of(document)
-        changes.append(Change(document, moves.Move(moves.end(job, State.CANCELLED, now, error=moves.EXPIRED))))
+        changes.append(
+            Change(document, moves.Move(moves.end(job, State.CANCELLED, now, error=moves.EXPIRED)))
+        )
     return bool(write(connection, rooms, changes))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from taskq.backends import moves
 from taskq.backends.mongodb import documents, lines
 from taskq.backends.mongodb.changing import expire, stage
 from taskq.backends.mongodb.connection import Connection, Rooms
@@ -262,4 +261,3 @@ def _parts(rooms: Rooms, queue: str, limit: int) -> list[Mapping[str, Any]]:
         waiting = [{"$match": {"s": PENDING, "q": queue}}, ordered, {"$limit": limit}, {"$project": _SMALL}]
         parts.append({"coll": rooms.jobs.name, "pipeline": waiting})
     return parts
-

@@ -270,8 +270,11 @@ def passing(error: BaseException) -> bool:
         return transient or error.code in _PASSING or error.timeout
     if isinstance(error, errors.InvalidOperation):
         return "closed" in str(error) or "close" in str(error)
-    return isinstance(error, errors.ConnectionFailure | errors.ExecutionTimeout | errors.WaitQueueTimeoutError) or (
-        isinstance(error, errors.PyMongoError) and (error.timeout or error.has_error_label("TransientTransactionError"))
+    return isinstance(
+        error, errors.ConnectionFailure | errors.ExecutionTimeout | errors.WaitQueueTimeoutError
+    ) or (
+        isinstance(error, errors.PyMongoError)
+        and (error.timeout or error.has_error_label("TransientTransactionError"))
     )
 
 

@@ -58,19 +58,19 @@ class MongoConsumer(Consumer):
 
     def _wait(self, limit: int, end: float, job_id: str | None) -> Taken:
         waiter = self._own_waiter()
+        called = True  # perhaps: what came before this session signed in rang nobody
         with self._signals.waiting(waiter) as longest:
             while True:
                 waiter.clear()
                 self._check_open()
-                # A cancel request is looked for as well: what came before this session signed in rang nobody.
                 taken = self._attempt(limit, job_id)
                 left = end - monotonic()
-                if taken.reservations or self._woken or left <= 0 or self._called():
+                if taken.reservations or self._woken or left <= 0 or (called and self._called()):
                     return taken
                 due = float("inf")
                 if taken.next_due is not None and limit > 0:
                     due = max(_SHORTEST, taken.next_due - self._connection.moments.now())
-                waiter.sleep(max(0.0, min(left, due, longest)))
+                called = worker_name(self._worker) in waiter.sleep(max(0.0, min(left, due, longest)))
 
     def _attempt(self, limit: int, job_id: str | None) -> Taken:
         lent = self._claim.take(limit, job_id)
@@ -127,13 +127,18 @@ class MongoConsumer(Consumer):
     def cancellations(self) -> list[str]:
         self._check_open()
         self._session.renew()
+        found = self._asked()
+        self._session.called(found)
+        return found
+
+    def _asked(self) -> list[str]:
         asked = {"w": self._worker, "c": {"$exists": True}, "s": 1}
         found = self._connection.run(lambda rooms: list(rooms.fresh.find(asked, {"_id": 1})))
         return [each["_id"] for each in found]
 
     def _called(self) -> bool:
         """Whether somebody has asked for a cancel that this session was not woken for yet."""
-        return self._session.called(self.cancellations())
+        return self._session.called(self._asked())
 
     # -- ending -----------------------------------------------------------------------
 

@@ -150,8 +150,9 @@ def job_of(document: Document, *, history: bool = False) -> Job:
 def change(before: Document, move: moves.Move, *, unfence: bool = False, **extra: Any) -> Document:
     """The update that makes ``before`` the job of ``move``, which is not lent; ``unfence`` forgets its token."""
     job = move.job
-    place = (0 if job.state is State.SCHEDULED or job.state.ended else -job.priority), (
-        job.ended if job.ended is not None else job.due
+    place = (
+        (0 if job.state is State.SCHEDULED or job.state.ended else -job.priority),
+        (job.ended if job.ended is not None else job.due),
     )
     lane = None if job.state.ended else job.lane
     facts = {

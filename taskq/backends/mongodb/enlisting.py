@@ -24,7 +24,9 @@ def enlist(session: Any) -> Iterator[None]:
     The session must be of the same servers as the backend. Raises ``ConfigurationError`` where it is in no transaction.
     """
     if not getattr(session, "in_transaction", False):
-        raise ConfigurationError("enlist(session) needs a session in a transaction: session.start_transaction()")
+        raise ConfigurationError(
+            "enlist(session) needs a session in a transaction: session.start_transaction()"
+        )
     token = CALLERS.set(session)
     try:
         yield

@@ -28,7 +28,9 @@ class Gates:
         self._rules: dict[str, Limits | None] = {}
         self._gates: dict[str, Gate] = {}
         self._names: dict[int, str] = {}
-        self.until: float | None = None  #: when time alone makes room for what was passed over, on the wall clock
+        self.until: float | None = (
+            None  #: when time alone makes room for what was passed over, on the wall clock
+        )
 
     def load(self, names: Iterable[str]) -> None:
         """Learn what these gates have lent, and when."""
@@ -138,7 +140,10 @@ def limits_of(
     wanted: Document = {"kind": "limits"}
     if tasks is not None:
         wanted["_id"] = {"$in": [f"limits:{task}" for task in tasks]}
-    return {found["limits"]["task"]: from_facts(found["limits"]) for found in rooms.facts.find(wanted, session=session)}
+    return {
+        found["limits"]["task"]: from_facts(found["limits"])
+        for found in rooms.facts.find(wanted, session=session)
+    }
 
 
 def declare(rooms: Rooms, limits: Sequence[Limits]) -> list[str]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.backends import moves
-from taskq.backends.mongodb import documents, gates
+from taskq.backends.mongodb import documents
 from taskq.backends.mongodb.changing import Change, write
 from taskq.backends.mongodb.connection import Connection, Rooms
 from taskq.backends.mongodb.documents import ASIDE, LANED, PENDING, Document
@@ -100,7 +100,12 @@ class Lines:
         self._put_away()
         found = self._lend(list(names.values()))
         order = [next(lent[queue])["_id"] for queue in chosen]
-        return Served([found[name] for name in order], self._gates.until, bool(self._late), bool(self._late or self._aside))
+        return Served(
+            [found[name] for name in order],
+            self._gates.until,
+            bool(self._late),
+            bool(self._late or self._aside),
+        )
 
     def _concerns(self, queue: str) -> bool:
         return self._how.only is None or self._how.only["q"] == queue
@@ -183,7 +188,9 @@ class Lines:
         return self._rooms.lanes.find(wanted, session=self._session).sort([("r", 1), ("v", 1)])
 
     def _stopped(self, lane: Lane) -> bool:
-        return lane.task in self._how.paused["task"] or (bool(lane.key) and lane.key in self._how.paused["key"])
+        return lane.task in self._how.paused["task"] or (
+            bool(lane.key) and lane.key in self._how.paused["key"]
+        )
 
     def _line(self, document: Document, lane: Lane, jobs: list[Document]) -> Line:
         rank = self._aged(document["r"], jobs[0]["d"])
@@ -251,7 +258,9 @@ class Lines:
         if found is None or not self._good(found):
             return []
         if lane.ordered:
-            head = self._rooms.jobs.find({"o": job["l"]}, {"_id": 1}, session=self._session).sort("n").limit(1)
+            head = (
+                self._rooms.jobs.find({"o": job["l"]}, {"_id": 1}, session=self._session).sort("n").limit(1)
+            )
             if [each["_id"] for each in head] != [job["_id"]]:
                 return []
         return [found]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.backends import holding, moves, overflow
 from taskq.backends.holding import Hold, Meeting
 from taskq.backends.mongodb import documents
-from taskq.backends.mongodb.connection import CALLERS, Connection, Rooms, passing, unstorable
-from taskq.backends.mongodb.documents import ANNOUNCED, ASIDE, LANED, Document
+from taskq.backends.mongodb.connection import CALLERS, Connection, Rooms, unstorable
+from taskq.backends.mongodb.documents import ASIDE, LANED, Document
 from taskq.backends.mongodb.moments import STEP
 from taskq.errors import (
     BackendUnavailableError,
     NotPublishedError,
-    NotSupportedError,
     PayloadTooLargeError,
     PublishUnknownError,
 )
@@ -170,7 +168,13 @@ class _Some:
     """The jobs of one push, and what they meet."""
 
     def __init__(
-        self, connection: Connection, rooms: Rooms, session: ClientSession, *, may_refuse: bool, announced: bool
+        self,
+        connection: Connection,
+        rooms: Rooms,
+        session: ClientSession,
+        *,
+        may_refuse: bool,
+        announced: bool,
     ) -> None:
         self._connection = connection
         self._rooms = rooms
@@ -266,8 +270,14 @@ class _Some:
 
     def _oldest(self, lane: Lane, but: str) -> Document:
         waiting = {"l": lane.name, "s": {"$in": [LANED, ASIDE]}}
-        found = self._rooms.jobs.find(waiting, session=self._session).sort([("r", -1), ("d", 1), ("n", 1)]).limit(1)
-        coming = [e for e in self._new.values() if e["s"] == LANED and e["l"] == lane.name and e["_id"] != but]
+        found = (
+            self._rooms.jobs.find(waiting, session=self._session)
+            .sort([("r", -1), ("d", 1), ("n", 1)])
+            .limit(1)
+        )
+        coming = [
+            e for e in self._new.values() if e["s"] == LANED and e["l"] == lane.name and e["_id"] != but
+        ]
         return min([*found, *coming], key=lambda each: (-each["r"], each["d"], each["n"]))
 
     def _in_sequence(self, lane: Lane, number: int) -> int:
@@ -329,9 +339,7 @@ def take_key(rooms: Rooms, session: ClientSession, key: str, hold: Hold) -> None
     rooms.keys.update_one({"_id": key}, {"$set": facts, "$inc": {"n": 1}}, upsert=True, session=session)
 
 
-def let_go(
-    rooms: Rooms, ended: Iterable[tuple[Job, Any]], session: ClientSession | None = None
-) -> None:
+def let_go(rooms: Rooms, ended: Iterable[tuple[Job, Any]], session: ClientSession | None = None) -> None:
     """Forget the keys of jobs that have ended, or are gone, where nothing keeps them."""
     from pymongo import DeleteOne
 

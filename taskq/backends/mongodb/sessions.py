@@ -44,15 +44,15 @@ class Session:
 
     def called(self, asked: Iterable[str]) -> bool:
         """Whether there is a cancel request among ``asked`` that was not among those asked before."""
-        new = set(asked) - self._known
-        self._known |= new
-        return bool(new)
+        known, self._known = self._known, set(asked)
+        return not self._known <= known
 
     def _beat(self) -> None:
         facts = {
             "session": self._worker,
             "seen": self._connection.moments.tick(),
             "boot": SYSTEM_CLOCK.boot_id(),
+            "space": _space(),
             "pid": os.getpid(),
             "born": _born(os.getpid()),
         }
@@ -81,20 +81,24 @@ def holders_gone(connection: Connection, rooms: Rooms) -> list[str]:
 
 def _dead(session: dict[str, object]) -> bool:
     """Whether a process of this machine has ended."""
-    if session["boot"] != SYSTEM_CLOCK.boot_id() or session["boot"] == "unknown":
+    if (session["boot"], session["space"]) != (SYSTEM_CLOCK.boot_id(), _space()) or not session["space"]:
         return False
     return _born(int(str(session["pid"]))) != session["born"]
 
 
 def _born(pid: int) -> str:
-    """When a process of this machine was started, in ticks of its boot; empty where there is none.
-
-    Containers of one machine share its boot but not its numbers, so a process that is not seen is dead only if this
-    one was seen by the same numbers: see the name of the namespace.
-    """
+    """When a process of this machine was started, in ticks of its boot; empty where there is none."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
     state, *fields = stat.rpartition(")")[2].split()
     return "" if state in "ZX" else fields[18]
+
+
+def _space() -> str:
+    """Whose process numbers are seen here: containers of one machine share its boot, but not these."""
+    try:
+        return str(pathlib.Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

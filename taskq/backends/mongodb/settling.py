@@ -108,9 +108,7 @@ class Settling:
         self._finished(outcomes, answers, effects)
         return answers
 
-    def _finished(
-        self, outcomes: Sequence[Outcome], answers: Sequence[Settlement], effects: Settled
-    ) -> None:
+    def _finished(self, outcomes: Sequence[Outcome], answers: Sequence[Settlement], effects: Settled) -> None:
         for outcome, answer in zip(outcomes, answers, strict=True):
             if answer is SETTLED:
                 effects.ended = True
@@ -233,9 +231,7 @@ class Settling:
             effects.queues |= {change.job.queue, change.before["q"]}
         mine = {change.before["_id"] for change in written}
         return [
-            SETTLED
-            if outcome.reservation.job.id in mine
-            else self._other(outcome.reservation, others, call)
+            SETTLED if outcome.reservation.job.id in mine else self._other(outcome.reservation, others, call)
             for outcome in outcomes
         ]
 

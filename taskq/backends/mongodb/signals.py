@@ -51,16 +51,21 @@ class Waiter:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         self._event = threading.Event()
+        self._rung: set[str] = set()
 
-    def ring(self) -> None:
+    def ring(self, names: Iterable[str] = ()) -> None:
+        self._rung = self._rung.union(names)
         self._event.set()
 
     def clear(self) -> None:
         """To be called before a look: what comes after that look rings."""
         self._event.clear()
+        self._rung = set()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> set[str]:
+        """Sleep until something rings, but no longer than this; returns for which names it rang."""
         self._event.wait(seconds)
+        return self._rung
 
 
 class Signals:
@@ -93,7 +98,7 @@ class Signals:
         with self._lock:
             mine = [waiter for waiter in self._waiters if waiter.names & wanted]
         for waiter in mine:
-            waiter.ring()
+            waiter.ring(wanted)
         self._toucher.touch(wanted)
 
     # -- waiting ----------------------------------------------------------------------
@@ -188,7 +193,7 @@ class Signals:
         with self._lock:
             woken = [waiter for waiter in self._waiters if name in waiter.names]
         for waiter in woken:
-            waiter.ring()
+            waiter.ring([name])
 
     def _ring_all(self) -> None:
         with self._lock:
