@@ -218,7 +218,8 @@ class Connection:
 
     def translated(self, error: Exception) -> BackendError:
         """The driver's error in taskq's words."""
-        message = f"{self.location}: {_PASSWORD.sub(r'\1:***@', str(error)).partition(', Timeout:')[0]}"
+        said = _PASSWORD.sub(r"\1:***@", str(error)).partition(", Timeout:")[0]
+        message = f"{self.location}: {said}"
         return BackendUnavailableError(message) if passing(error) else BackendError(message)
 
     def close(self) -> None:
