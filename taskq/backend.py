@@ -40,6 +40,9 @@ class Capabilities:
     persistent: bool  #: jobs outlive the process
     shared: bool  #: several processes may use it at once
     stores: bool  #: is its own store
+    lease_clock: Literal["machine", "server"] = (
+        "machine"  #: whose time ends a lease: with ``machine``, a reboot ends all
+    )
 
 
 class Taken(NamedTuple):

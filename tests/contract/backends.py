@@ -6,10 +6,12 @@ A new backend adds one case here and nothing elsewhere: tests ask a case for its
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import threading
 from collections import Counter
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -168,4 +170,55 @@ class RabbitMQCase(BackendCase):
         rabbitmq.sweep(self.url(place), {queue for backend in opened for queue in backend.known()})
 
 
-CASES = [MemoryCase(), SQLiteCase(), BesideCase(), KafkaCase(), RabbitMQCase()]
+class MongoCase(BackendCase):
+    """Databases are dear to make and to drop, so that one whose test is over is emptied and used again."""
+
+    name = "mongodb"
+    servers = ("mongodb",)
+
+    def __init__(self):
+        self._places = {}
+        self._free = []
+        self._made = 0
+
+    def url(self, place):
+        if str(place) not in self._places:
+            self._places[str(place)] = self._free.pop() if self._free else self._new()
+        return self._at(self._places[str(place)])
+
+    def _new(self):
+        self._made += 1
+        return f"taskq_test_{os.getpid()}_{self._made}"
+
+    @staticmethod
+    def _at(database):
+        server, _, query = (servers.url("mongodb") or "mongodb://nowhere/").partition("/?")
+        return f"{server.rstrip('/')}/{database}" + (f"?{query}" if query else "")
+
+    @property
+    def capabilities(self):
+        backend = from_url(self._at("nowhere"))
+        backend.close()
+        return backend.capabilities
+
+    def leave(self, place):
+        database = self._places.pop(str(place), None)
+        if database is not None:
+            for name in self._client[database].list_collection_names():
+                self._client[database][name].delete_many({"_id": {"$ne": "schema"}})
+            self._free.append(database)
+
+    def end(self):
+        for database in [*self._places.values(), *self._free]:
+            self._client.drop_database(database)
+        if "_client" in self.__dict__:
+            self._client.close()
+
+    @cached_property
+    def _client(self):
+        from pymongo import MongoClient
+
+        return MongoClient(servers.url("mongodb"))
+
+
+CASES = [MemoryCase(), SQLiteCase(), BesideCase(), KafkaCase(), RabbitMQCase(), MongoCase()]

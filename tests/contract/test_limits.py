@@ -257,6 +257,7 @@ def test_a_step_of_the_wall_clock_changes_no_window(backend, consumer, declare, 
 
 
 @pytest.mark.needs(persistent=True)
+@pytest.mark.needs(lease_clock="machine")
 def test_a_window_lasts_over_restarts_and_reboots(backend, consumer, open_backend, declare, later, clock):
     declare(rate=Rate(1, 60.0))
     backend.push(jobs(3, lane=UNDER))

@@ -129,6 +129,7 @@ def test_a_stepped_wall_clock_neither_doubles_nor_freezes_a_job(backend, consume
     assert len(take(consume(worker="worker-2"))) == 1
 
 
+@pytest.mark.needs(lease_clock="machine")
 def test_leases_of_another_boot_are_over(backend, consumer, clock):
     backend.push([job(lease=1000), job(lease=0)])
     take(consumer)
@@ -137,6 +138,7 @@ def test_leases_of_another_boot_are_over(backend, consumer, clock):
     assert len(backend.reclaim().suspects) == 2
 
 
+@pytest.mark.needs(lease_clock="machine")
 def test_a_take_after_a_reboot_leaves_the_old_leases_to_be_reclaimed(backend, consumer, clock):
     backend.push([job(lease=1000), job(lease=1000)])
     before = take_one(consumer)

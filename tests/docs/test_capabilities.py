@@ -12,6 +12,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "backends.md"
 URLS = {
     "sqlite": "sqlite:///nowhere.db",
     "memory": "memory://",
+    "mongodb": "mongodb://nowhere",
     "kafka": "kafka://nowhere",
     "rabbitmq": "amqp://nowhere",
 }
@@ -29,6 +30,7 @@ SAID = {
     "persistent": "jobs outlive the process",
     "shared": "several processes",
     "stores": "is its own store",
+    "lease_clock": "a lease is measured by",
 }
 
 
@@ -46,9 +48,15 @@ def table():
 
 
 def cell(value):
-    return {True: "yes", False: "no", "timed": "after a deadline", "connection": "with its connection"}.get(
-        value, value
-    )
+    said = {
+        True: "yes",
+        False: "no",
+        "timed": "after a deadline",
+        "connection": "with its connection",
+        "machine": "the machine's clock",
+        "server": "the server's clock",
+    }
+    return said.get(value, value)
 
 
 def test_the_page_says_what_the_backends_declare():

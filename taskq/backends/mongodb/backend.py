@@ -60,6 +60,7 @@ _CAPABILITIES = Capabilities(
     persistent=True,
     shared=True,
     stores=True,
+    lease_clock="server",
 )
 
 

@@ -65,7 +65,7 @@ def write(
 
 def _follow(rooms: Rooms, written: Sequence[Change], session: ClientSession | None) -> None:
     """What else a change brings with it."""
-    let_go(rooms, [(change.job, None) for change in written if change.job.state.ended], session)
+    let_go(rooms, [change.job for change in written if change.job.state.ended], session)
     back = [change for change in written if change.job.state is State.PENDING and change.job.lane is not None]
     if back:
         names = [change.job.id for change in back]

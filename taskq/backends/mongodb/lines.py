@@ -220,26 +220,46 @@ class Lines:
             found[name] = good
         return list(found.values())
 
-    def _first_jobs(self, some: Sequence[Document], lanes: Mapping[str, Lane]) -> Iterable[Document]:
-        parts: list[list[Document]] = []
-        for each in some:
-            waiting = {"l": each["l"], "s": LANED, "q": each["q"], "r": each["r"]}
-            ordered = {"$sort": {"d": 1, "n": 1}}
-            if lanes[each["_id"]].ordered:
-                waiting, ordered = {"o": each["l"]}, {"$sort": {"n": 1}}
-            limit = 1 if lanes[each["_id"]].ordered else self._how.limit
-            project = {"$project": _SMALL}
-            if lanes[each["_id"]].ordered:
-                project = {"$project": _SMALL | {"line": {"$literal": each["_id"]}}}
-            parts.append([{"$match": waiting}, ordered, {"$limit": limit}, project])
-        first, *others = parts
-        unions = [{"$unionWith": {"coll": self._rooms.jobs.name, "pipeline": part}} for part in others]
-        for each in self._rooms.jobs.aggregate([*first, *unions], session=self._session):
-            if "line" in each:  # the head of a sequence, wherever it is
-                self._sequences.add(each["l"])
-                if each["s"] != LANED or each["line"] != line_id(each["q"], each["l"], each["r"]):
-                    continue
-            yield each
+    def _first_jobs(self, some: Sequence[Document], lanes: Mapping[str, Lane]) -> Iterator[Document]:
+        for ordered in (False, True):
+            names = [each["_id"] for each in some if lanes[each["_id"]].ordered == ordered]
+            if not names:
+                continue
+            looked_up = self._heads() if ordered else self._fronts()
+            pipeline = [{"$match": {"_id": {"$in": names}}}, {"$lookup": looked_up}, {"$project": {"jobs": 1}}]
+            for line in self._rooms.lanes.aggregate(pipeline, session=self._session):
+                for each in line["jobs"]:
+                    # The head of a sequence may stand in another queue, or not stand at all.
+                    self._sequences.add(each["l"])
+                    if each["s"] == LANED and line_id(each["q"], each["l"], each["r"]) == line["_id"]:
+                        yield each
+
+    def _fronts(self) -> Document:
+        """A look-up of the first jobs that wait in a line."""
+        here = {"$and": [{"$eq": ["$q", "$$q"]}, {"$eq": ["$r", "$$r"]}]}
+        return {
+            "from": self._rooms.jobs.name,
+            "localField": "l",
+            "foreignField": "l",
+            "let": {"q": "$q", "r": "$r"},
+            "pipeline": [
+                {"$match": {"s": LANED, "$expr": here}},
+                {"$sort": {"r": 1, "d": 1, "n": 1}},
+                {"$limit": self._how.limit},
+                {"$project": _SMALL},
+            ],
+            "as": "jobs",
+        }
+
+    def _heads(self) -> Document:
+        """A look-up of the first job of a lane that has not ended, wherever it is."""
+        return {
+            "from": self._rooms.jobs.name,
+            "localField": "l",
+            "foreignField": "o",
+            "pipeline": [{"$sort": {"n": 1}}, {"$limit": 1}, {"$project": _SMALL}],
+            "as": "jobs",
+        }
 
     def _more(self, first: Document, good: list[Document]) -> list[Document]:
         """As many good jobs of a line as are wanted, where some of the first were not."""

@@ -303,7 +303,7 @@ class _Some:
             apply(document, change)
             line_up(self._rooms, [document], self._session)
         if job.state.ended:
-            let_go(self._rooms, [(job, document)], self._session)
+            let_go(self._rooms, [job], self._session)
 
 
 def _without_id(document: Document) -> Document:
@@ -339,12 +339,12 @@ def take_key(rooms: Rooms, session: ClientSession, key: str, hold: Hold) -> None
     rooms.keys.update_one({"_id": key}, {"$set": facts, "$inc": {"n": 1}}, upsert=True, session=session)
 
 
-def let_go(rooms: Rooms, ended: Iterable[tuple[Job, Any]], session: ClientSession | None = None) -> None:
+def let_go(rooms: Rooms, ended: Iterable[Job], session: ClientSession | None = None) -> None:
     """Forget the keys of jobs that have ended, or are gone, where nothing keeps them."""
     from pymongo import DeleteOne
 
     writes = []
-    for job, _ in ended:
+    for job in ended:
         if job.unique is not None:
             mine: Document = {"_id": job.unique.key, "job": job.id}
             if job.state is State.COMPLETED:

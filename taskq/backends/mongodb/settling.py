@@ -96,9 +96,9 @@ class Settling:
             mine = [outcome for outcome in outcomes if outcome.reservation.job.id in held]
             self._record(rooms, held.values())
             tried.update(held)
-            self._write_finished(rooms, mine, call)
+            written = self._write_finished(rooms, mine, call)
             return [
-                SETTLED
+                (SETTLED if outcome.reservation.job.id in written else ALREADY_YOURS)
                 if outcome.reservation.job.id in held
                 else self._other(outcome.reservation, others, call, tried)
                 for outcome in outcomes
@@ -115,45 +115,44 @@ class Settling:
                 if outcome.reservation.job.lane is not None:
                     effects.queues.add(outcome.reservation.job.queue)
 
-    def _write_finished(self, rooms: Rooms, outcomes: Sequence[Outcome], call: int) -> None:
+    def _write_finished(self, rooms: Rooms, outcomes: Sequence[Outcome], call: int) -> set[str]:
+        """Write the ends of what was held a moment ago; returns the ids for which this call did."""
         dropped = [outcome.reservation for outcome in outcomes if outcome.reservation.job.keep <= 0]
         kept = [outcome for outcome in outcomes if outcome.reservation.job.keep > 0]
-        if kept:
-            self._keep(rooms, kept, call)
-        if dropped:
-            # Remembered first: should the answer be lost, what is gone is ours.
-            self._deleted.remember(dropped)
-            for token, names in _by_token(dropped).items():
-                rooms.jobs.delete_many({"_id": {"$in": names}, "k": token, "s": RESERVED})
+        written = self._keep(rooms, kept, call) if kept else set()
+        # Remembered first: should the answer be lost, what is gone is ours.
+        self._deleted.remember(dropped)
+        for token, names in _by_token(dropped).items():
+            n = rooms.jobs.delete_many({"_id": {"$in": names}, "k": token, "s": RESERVED}).deleted_count
+            # Where another thread has settled some of them meanwhile, which are whose cannot be told, but how many.
+            written.update(names[:n])
         now = self._connection.moments.now()
-        ended = [
-            moves.end(outcome.reservation.job, State.COMPLETED, now)
-            for outcome in outcomes
-            if outcome.reservation.job.unique is not None
-        ]
-        pushing.let_go(rooms, [(job, None) for job in ended])
+        keyed = [o.reservation.job for o in outcomes if o.reservation.job.unique is not None]
+        pushing.let_go(rooms, [moves.end(job, State.COMPLETED, now) for job in keyed])
+        return written
 
-    def _keep(self, rooms: Rooms, outcomes: Sequence[Outcome], call: int) -> None:
+    def _keep(self, rooms: Rooms, outcomes: Sequence[Outcome], call: int) -> set[str]:
         from pymongo import UpdateMany, UpdateOne
 
         now = self._connection.moments.now()
         alike: dict[tuple[int, float], list[str]] = {}
         writes: list[Any] = []
-        gone = dict.fromkeys(("e", "st", "c", "g", "w", "x", "l", "o"), "")
         for outcome in outcomes:
             job, token = outcome.reservation.job, outcome.reservation.token
             if outcome.result is None:
                 alike.setdefault((token, job.keep), []).append(job.id)
                 continue
-            facts = _completed(now, job.keep, call) | {"rs": outcome.result}
-            writes.append(
-                UpdateOne({"_id": job.id, "k": token, "s": RESERVED}, {"$set": facts, "$unset": gone})
-            )
+            change = _completed(now, job.keep, call, rs=outcome.result)
+            writes.append(UpdateOne({"_id": job.id, "k": token, "s": RESERVED}, change))
         for (token, keep), names in alike.items():
-            facts = _completed(now, keep, call)
             held = {"_id": {"$in": names}, "k": token, "s": RESERVED}
-            writes.append(UpdateMany(held, {"$set": facts, "$unset": gone}))
-        rooms.jobs.bulk_write(writes, ordered=False)
+            writes.append(UpdateMany(held, _completed(now, keep, call)))
+        done = rooms.jobs.bulk_write(writes, ordered=False).matched_count
+        everyone = {outcome.reservation.job.id for outcome in outcomes}
+        if done == len(everyone):
+            return everyone
+        marked = {"_id": {"$in": list(everyone)}, "z": call}
+        return {each["_id"] for each in rooms.jobs.find(marked, {"_id": 1})}
 
     # -- every other end --------------------------------------------------------------
 
@@ -369,8 +368,10 @@ def _by_token(reservations: Iterable[Reservation]) -> dict[int, list[str]]:
     return tokens
 
 
-def _completed(now: float, keep: float, call: int) -> Document:
-    return {"s": COMPLETED, "r": 0, "d": now, "en": now, "f": now + keep, "z": call}
+def _completed(now: float, keep: float, call: int, **facts: Any) -> Document:
+    """The update of the common end."""
+    ended = {"s": COMPLETED, "r": 0, "d": now, "en": now, "f": now + keep, "z": call, **facts}
+    return {"$set": ended, "$unset": dict.fromkeys(("e", "st", "c", "g", "w", "x", "l", "o"), "")}
 
 
 def _mark(note: Note, document: Document) -> Any:

@@ -216,7 +216,7 @@ def drop(rooms: Rooms, which: Sequence[Document]) -> int:
 
     if not which:
         return 0
-    let_go(rooms, [(documents.job_of(each), None) for each in which])
+    let_go(rooms, map(documents.job_of, which))
     writes: list[Any] = [DeleteOne(documents.fence(each)) for each in which]
     return rooms.jobs.bulk_write(writes, ordered=False).deleted_count
 
