@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -75,7 +76,7 @@ def _prefix(value: Any) -> str:
     return value
 
 
-_CHECKS: Final = {
+_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "ageing": lambda value: _number("ageing", value, "a number of seconds above 0", 1e-3),
     "max_finished": lambda value: int(_number("max_finished", value, "a number of jobs", 0)),
     "prefix": _prefix,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgpack
@@ -194,39 +195,34 @@ class MongoBackend(Ledger):
 
     def revive(self, queue: str, ids: Sequence[str] | None = None, *, due: float = 0.0) -> list[str]:
         revived: list[tuple[float, int, str]] = []
+        if ids is not None:
+            for step in _steps(ids):
+                named = {"_id": {"$in": list(step)}, "s": DEAD, "q": queue}
+                revived += self._revive(self._connection.run(_read, named, STEP), due)
         place: Document | None = None
-        steps = [None] if ids is None else _steps(ids)
-        for step in steps:
-            while True:
-                wanted: Document = (
-                    {"s": DEAD, "q": queue}
-                    if step is None
-                    else {"_id": {"$in": list(step)}, "s": DEAD, "q": queue}
-                )
-                if place is not None:
-                    wanted["$or"] = _after(("d", "n"), [place["d"], place["n"]])
-                dead = self._connection.run(
-                    lambda rooms, wanted=wanted: list(rooms.jobs.find(wanted).sort(_ORDER).limit(STEP))
-                )
-                revived += self._revive(dead, due)
-                if step is not None or len(dead) < STEP:
-                    break
-                place = dead[-1]
+        while ids is None:
+            wanted: Document = {"s": DEAD, "q": queue}
+            if place is not None:
+                wanted["$or"] = _after(("d", "n"), [place["d"], place["n"]])
+            dead = self._connection.run(_read, wanted, STEP)
+            revived += self._revive(dead, due)
+            if len(dead) < STEP:
+                break
+            place = dead[-1]
         self._ring({queue} if revived else set())
         return [job_id for *_, job_id in sorted(revived)]
 
     def _revive(self, dead: Sequence[Document], due: float) -> list[tuple[float, int, str]]:
         now = self._moments.now()
-        free, keyed = [], []
+        free: list[Change] = []
+        keyed: list[Change] = []
         for each in dead:
             job = documents.job_of(each)
             change = Change(each, moves.Move(moves.revived(job, due, now)))
             (keyed if holding.retakes(job) else free).append(change)
         done = self._connection.run(lambda rooms: write(self._connection, rooms, free))
         for change in keyed:
-            done += self._connection.transact(
-                lambda rooms, session, change=change: self._retake(rooms, session, change), "unique keys"
-            )
+            done += self._connection.transact(partial(self._retake, change=change), "unique keys")
         return [(change.before["d"], change.before["n"], change.before["_id"]) for change in done]
 
     def _retake(self, rooms: Rooms, session: Any, change: Change) -> list[Change]:
@@ -252,7 +248,7 @@ class MongoBackend(Ledger):
 
         hastened: list[str] = []
         for step in _steps(ids):
-            hastened += self._connection.run(lambda rooms, step=step: some(rooms, step))
+            hastened += self._connection.run(some, step)
         self._ring({queue} if hastened else set())
         return hastened
 
@@ -262,8 +258,8 @@ class MongoBackend(Ledger):
         wanted = {"s": {"$in": list(KINDS[state])}, "q": queue}
         total = 0
         while True:
-            found = self._connection.run(lambda rooms: list(rooms.jobs.find(wanted).limit(STEP)))
-            total += self._connection.run(lambda rooms, found=found: drop(rooms, found))
+            found = self._connection.run(_read, wanted, STEP)
+            total += self._connection.run(drop, found)
             if len(found) < STEP:
                 self._ring({queue}, ended=True)
                 return total
@@ -273,8 +269,8 @@ class MongoBackend(Ledger):
         ended = {"$in": [COMPLETED, DEAD, CANCELLED]}
         for step in _steps(ids):
             wanted = {"_id": {"$in": list(step)}, "s": ended}
-            found = self._connection.run(lambda rooms, wanted=wanted: list(rooms.jobs.find(wanted)))
-            total += self._connection.run(lambda rooms, found=found: drop(rooms, found))
+            found = self._connection.run(_read, wanted, STEP)
+            total += self._connection.run(drop, found)
         self._ring(set(), ended=total > 0)
         return total
 
@@ -284,9 +280,7 @@ class MongoBackend(Ledger):
         for step in _steps(list(answers)):
             left = list(step)
             while left:  # what has moved on meanwhile is looked at again
-                left = self._connection.run(
-                    lambda rooms, left=left: self._cancel(rooms, left, reason, answers, called)
-                )
+                left = self._connection.run(self._cancel, left, reason, answers, called)
         self._signals.ring([*map(worker_name, called), ENDS])
         return answers
 
@@ -357,7 +351,7 @@ class MongoBackend(Ledger):
         return changed
 
     def limits(self) -> dict[str, Limits]:
-        return self._connection.run(lambda rooms: gates.limits_of(rooms))
+        return self._connection.run(gates.limits_of)
 
     # -- upkeep -----------------------------------------------------------------------
 
@@ -428,6 +422,10 @@ class MongoBackend(Ledger):
     def close(self) -> None:
         self._connection.close()
         self._signals.close()
+
+
+def _read(rooms: Rooms, wanted: Document, limit: int) -> list[Document]:
+    return list(rooms.jobs.find(wanted).sort(_ORDER).limit(limit))
 
 
 def _listing(state: State) -> tuple[str, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from taskq.backends.mongodb import documents, lines
@@ -26,9 +28,8 @@ _PAUSE: Final = 0.002
 #: Takes that failed, and are asked about by the next one.
 _DOUBTS: Final = 20
 
-_SMALL: Final = {"q": 1, "r": 1, "d": 1, "n": 1, "x": 1, "t": 1}
 #: What is not read when a job is lent.
-_UNREAD: Final = {"h": 0, "z": 0, "pr": 0}
+_UNREAD: Final = {"h": 0, "pr": 0}
 
 
 @dataclass
@@ -37,11 +38,10 @@ class View:
 
     paused: dict[str, set[str]] = field(default_factory=lambda: {"queue": set(), "task": set(), "key": set()})
     laned: set[str] = field(default_factory=set)  #: queues with jobs in lines
-    waiting: dict[str, list[Document]] = field(default_factory=dict)  #: jobs without a lane, in order
-    dues: dict[str, float] = field(default_factory=dict)  #: when each queue's next scheduled job is due
+    dues: dict[str, float] = field(default_factory=dict)  #: when the next scheduled job is due, by its queue
 
-    def due(self, queues: Iterable[str]) -> float | None:
-        return min((self.dues[queue] for queue in queues if queue in self.dues), default=None)
+    def due(self) -> float | None:
+        return min(self.dues.values(), default=None)
 
 
 class Lent(NamedTuple):
@@ -69,75 +69,86 @@ class Claim:
     def take(self, limit: int, job_id: str | None = None) -> Lent:
         """Lend at most ``limit`` jobs, or the one of that id, if it can be lent."""
         self._ended = False
-        if limit <= 0:
-            view = self._look(0)
-            return Lent([], view.due(self._open(view)), ended=False)
-        found = self._recovered()[:limit] if job_id is None else []
-        if found:
-            return Lent(self._reservations(found), None, ended=False)
-        if job_id is not None:
-            return self._one(job_id)
+        if job_id is None and limit > 0 and self._doubts:
+            found = self._recovered()
+            if found:
+                return Lent(self._reservations(found), None, ended=False)
         for attempt in range(_TRIES):
-            view = self._look(limit * self._crowd)
+            view = self._look()
             queues = self._open(view)
-            if self._special(view, queues):
+            if limit <= 0:
+                return Lent([], view.due(), ended=False)
+            if job_id is not None:
+                return self._one(job_id, view, queues)
+            if self._ageing is not None or not view.laned.isdisjoint(queues):
                 return self._in_lines(view, queues, limit)
-            chosen = self._choose(view, queues, limit)
-            documents_won = self._claim(chosen, PENDING) if chosen else []
-            if documents_won or not chosen:
-                return Lent(self._reservations(documents_won), view.due(queues), self._ended)
+            waiting = self._waiting(view, queues, limit * self._crowd)
+            chosen = self._choose(waiting, limit)
+            won = self._claim(chosen, PENDING) if chosen else []
+            if won or not chosen:
+                return Lent(self._reservations(won), view.due(), self._ended)
             self._connection.closed.wait(_PAUSE * (1 << attempt) * random.random())  # noqa: S311 - no secret
         return Lent([], self._connection.moments.now(), self._ended)
 
     def _open(self, view: View) -> list[str]:
         return [queue for queue in self._turns.weights if queue not in view.paused["queue"]]
 
-    def _special(self, view: View, queues: Sequence[str]) -> bool:
-        return self._ageing is not None or not view.laned.isdisjoint(queues)
-
-    def _look(self, limit: int) -> View:
-        """Everything that a take must know, in one trip; what is due, too late or stopped is dealt with."""
+    def _look(self) -> View:
+        """What a take must know; what has become due is staged first."""
         while True:
-            view = self._connection.run(lambda rooms: _look(rooms, list(self._turns.weights), limit))
+            view = self._connection.run(_look, list(self._turns.weights))
             now = self._connection.moments.now()
-            due = [queue for queue in self._open(view) if view.dues.get(queue, now + 1) <= now]
-            if due:
-                self._connection.run(lambda rooms, due=due: stage(self._connection, rooms, due, now))
-            elif not self._clear(view, now):
+            due = [queue for queue, at in view.dues.items() if at <= now]
+            if not due:
                 return view
+            self._connection.run(partial(stage, self._connection), due, now)
 
-    def _clear(self, view: View, now: float) -> bool:
-        """Put away what must not be lent; whether there was such."""
-        open_queues = self._open(view)
-        waiting = [each for queue in open_queues for each in view.waiting.get(queue, ())]
+    def _waiting(self, view: View, queues: Sequence[str], limit: int) -> dict[str, list[Document]]:
+        """The first jobs that wait in each queue, without a lane; what must not be lent is put away."""
+        while True:
+            found = self._connection.run(_fronts, queues, limit)
+            if not self._put_away(view, [each for waiting in found.values() for each in waiting]):
+                return found
+
+    def _put_away(self, view: View, waiting: Sequence[Document]) -> bool:
+        """End what is too late, set aside what is stopped; whether there was such."""
+        now = self._connection.moments.now()
         late = [each["_id"] for each in waiting if each.get("x") is not None and each["x"] <= now]
         stopped = [each["_id"] for each in waiting if each.get("t") in view.paused["task"]]
         if late:
-            self._ended |= self._connection.run(lambda rooms: expire(self._connection, rooms, late))
+            self._ended |= self._connection.run(partial(expire, self._connection), late)
         if stopped:
-            aside = {"_id": {"$in": stopped}, "s": PENDING}
-            self._connection.run(lambda rooms: rooms.jobs.update_many(aside, {"$set": {"s": ASIDE}}))
+            self._connection.run(_set_aside, stopped)
         return bool(late or stopped)
 
-    def _choose(self, view: View, queues: Sequence[str], limit: int) -> list[Document]:
+    def _choose(self, waiting: Mapping[str, list[Document]], limit: int) -> list[Document]:
         """Which of those that wait are tried for: in order, or some of them where others try for the same."""
-        crowd = {queue: view.waiting.get(queue, []) for queue in queues}
-        turns = self._turns.share(limit, {queue: len(waiting) for queue, waiting in crowd.items()})
-        firsts = {}
-        for queue in set(turns):
-            surplus = len(crowd[queue]) - turns.count(queue)
-            firsts[queue] = random.randint(0, surplus) if self._crowd > 1 else 0  # noqa: S311 - no secret
-        rows = {queue: iter(crowd[queue][first:]) for queue, first in firsts.items()}
+        turns = self._turns.share(limit, {queue: len(some) for queue, some in waiting.items()})
+        rows = {}
+        for queue, n in Counter(turns).items():
+            surplus = len(waiting[queue]) - n
+            first = random.randint(0, surplus) if self._crowd > 1 else 0  # noqa: S311 - no secret
+            rows[queue] = iter(waiting[queue][first:])
         return [next(rows[queue]) for queue in turns]
 
     def _claim(self, chosen: Sequence[Document], kind: int) -> list[Document]:
         """Those of ``chosen`` that were still to be had, as they are now."""
         token = self._connection.stamp()
         names = documents.ids(chosen)
+        # What has not been touched since it was pushed is still what was read, and need not be read again.
+        untouched = not any("k" in each or "z" in each for each in chosen)
+        wanted: Document = {"_id": {"$in": names}, "s": kind}
+        if untouched:
+            wanted |= {"k": None, "z": None}
+        tries = 0
 
         def act(rooms: Rooms) -> list[Document]:
+            nonlocal tries
+            tries += 1
             # Harmless to repeat: what an earlier try has got bears the token already.
-            rooms.jobs.update_many({"_id": {"$in": names}, "s": kind}, self.lending(token))
+            got = rooms.jobs.update_many(wanted, self.lending(token)).matched_count
+            if untouched and tries == 1 and got in (0, len(chosen)):
+                return [self._lent(each, token) for each in chosen] if got else []
             return self._mine(rooms, token, names)
 
         try:
@@ -148,6 +159,10 @@ class Claim:
         self._crowd = max(1, self._crowd // 2) if len(found) == len(names) else min(_CROWD, self._crowd * 2)
         place = {name: at for at, name in enumerate(names)}
         return sorted(found, key=lambda document: place[document["_id"]])
+
+    def _lent(self, document: Document, token: int) -> Document:
+        """What :meth:`lending` makes of a document, as far as a job is read from it."""
+        return {**document, "s": RESERVED, "k": token, "w": self._worker, "de": document.get("de", 0) + 1}
 
     def _mine(self, rooms: Rooms, token: int, names: Sequence[str]) -> list[Document]:
         mine = {"_id": {"$in": list(names)}, "k": token, "w": self._worker, "s": RESERVED}
@@ -169,50 +184,45 @@ class Claim:
         found: list[Document] = []
         while self._doubts:
             token, names = self._doubts[-1]
-            found += self._connection.run(lambda rooms, t=token, n=names: self._mine(rooms, t, n))
+            found += self._connection.run(self._mine, token, names)
             self._doubts.pop()
         return found
 
     def _reservations(self, found: Iterable[Document]) -> list[Reservation]:
-        return [Reservation(documents.job_of(document), document["k"]) for document in found]
+        now = self._connection.moments.lease_now()
+        return [Reservation(documents.job_of(each), each["k"], lease_over(each, now)) for each in found]
 
     # -- one job, announced jobs, jobs in lines ---------------------------------------
 
-    def _one(self, job_id: str) -> Lent:
-        view = self._look(0)
-        queues = self._open(view)
-        waiting = {"_id": job_id, "q": {"$in": queues}, "s": {"$in": [PENDING, LANED]}}
-        document = self._connection.run(lambda rooms: rooms.fresh.find_one(waiting))
-        if document is None or document.get("t") in view.paused["task"]:
-            return Lent([], view.due(queues), ended=False)
-        if document.get("x") is not None and document["x"] <= self._connection.moments.now():
-            ended = self._connection.run(lambda rooms: expire(self._connection, rooms, [job_id]))
-            return Lent([], view.due(queues), ended)
+    def _one(self, job_id: str, view: View, queues: Sequence[str]) -> Lent:
+        wanted = {"_id": job_id, "q": {"$in": queues}, "s": {"$in": [PENDING, LANED]}}
+        document = self._connection.run(lambda rooms: rooms.fresh.find_one(wanted, _UNREAD))
+        if document is None or document.get("t") in view.paused["task"] or self._put_away(view, [document]):
+            return Lent([], view.due(), self._ended)
         if document["s"] == PENDING:
-            return Lent(self._reservations(self._claim([document], PENDING)), view.due(queues), ended=False)
+            return Lent(self._reservations(self._claim([document], PENDING)), view.due(), ended=False)
         return self._in_lines(view, queues, 1, document)
 
     def announced(self, names: Sequence[str]) -> Lent:
         """Lend those of the announced jobs ``names`` that may be lent; the others wait on as ordinary ones."""
-        view = self._look(0)
+        self._ended = False
+        view = self._look()
         queues = self._open(view)
-        now = self._connection.moments.now()
         wanted = {"_id": {"$in": list(names)}, "s": ANNOUNCED}
-        found = self._connection.run(lambda rooms: list(rooms.fresh.find(wanted, _SMALL)))
-        late = [each["_id"] for each in found if each.get("x") is not None and each["x"] <= now]
-        chosen = [
-            each
-            for each in found
-            if each["q"] in queues and each.get("t") not in view.paused["task"] and each["_id"] not in late
-        ]
-        others = list({each["_id"] for each in found} - {each["_id"] for each in chosen})
+        found = self._connection.run(lambda rooms: list(rooms.fresh.find(wanted, _UNREAD)))
+        now = self._connection.moments.now()
+        chosen = []
+        for each in found:
+            late = each.get("x") is not None and each["x"] <= now
+            if each["q"] in queues and each.get("t") not in view.paused["task"] and not late:
+                chosen.append(each)
+        others = {each["_id"] for each in found} - {each["_id"] for each in chosen}
         if others:
-            rest = {"_id": {"$in": others}, "s": ANNOUNCED}
-            self._connection.run(lambda rooms: rooms.jobs.update_many(rest, {"$set": {"s": PENDING}}))
-        ended = bool(late) and self._connection.run(lambda rooms: expire(self._connection, rooms, late))
+            self._connection.run(_disclose, list(others))
+            self._ended |= self._connection.run(partial(expire, self._connection), list(others))
         chosen.sort(key=lambda each: (each["r"], each["d"], each["n"]))
         won = self._claim(chosen, ANNOUNCED) if chosen else []
-        return Lent(self._reservations(won), None, ended)
+        return Lent(self._reservations(won), None, self._ended)
 
     def _in_lines(self, view: View, queues: Sequence[str], limit: int, only: Document | None = None) -> Lent:
         token = self._connection.stamp()
@@ -225,39 +235,43 @@ class Claim:
         served, self._turns = self._connection.transact(act, "lanes")
         while served.again and not served.documents:
             served, self._turns = self._connection.transact(act, "lanes")
-        dues = [due for due in (view.due(queues), served.room) if due is not None]
+        dues = [due for due in (view.due(), served.room) if due is not None]
         return Lent(
             self._reservations(served.documents), min(dues, default=None), self._ended or served.ended
         )
 
 
-def _look(rooms: Rooms, queues: Sequence[str], limit: int) -> View:
-    first, *others = [part for queue in queues for part in _parts(rooms, queue, limit)]
-    pipeline = [{"$match": {"kind": "pause"}}, *({"$unionWith": part} for part in (first, *others))]
+def lease_over(document: Document, now: float) -> float:
+    """When the lease of a job that was lent at ``now`` is over, on the clock of leases."""
+    seconds: float = document["ls"]
+    return now + seconds if seconds > 0 else float("inf")
+
+
+def _look(rooms: Rooms, queues: Sequence[str]) -> View:
     view = View()
-    for found in rooms.facts.aggregate(pipeline):
-        if "what" in found:
-            view.paused[found["what"]].add(found["name"])
-        elif "laned" in found:
-            view.laned.add(found["laned"])
-        elif "due" in found:
-            view.dues[found["q"]] = found["due"]
-        else:
-            view.waiting.setdefault(found["q"], []).append(found)
+    here = {"q": {"$in": list(queues)}}
+    for each in rooms.facts.find({"kind": "pause"}):
+        view.paused[each["what"]].add(each["name"])
+    if rooms.lanes.find_one({**here, "open": True}, {"_id": 1}) is not None:
+        view.laned = set(rooms.lanes.distinct("q", {**here, "open": True}))
+    open_queues = [queue for queue in queues if queue not in view.paused["queue"]]
+    due = {"s": SCHEDULED, "q": {"$in": open_queues}, "r": 0}
+    for each in rooms.fresh.find(due, {"q": 1, "d": 1}).sort("d", 1).limit(1):
+        view.dues[each["q"]] = each["d"]
     return view
 
 
-def _parts(rooms: Rooms, queue: str, limit: int) -> list[Mapping[str, Any]]:
-    ordered = {"$sort": {"r": 1, "d": 1, "n": 1}}
-    line: list[Any] = [{"$match": {"q": queue, "open": True}}, {"$limit": 1}, {"$project": {"laned": "$q"}}]
-    due: list[Any] = [
-        {"$match": {"s": SCHEDULED, "q": queue}},
-        ordered,
-        {"$limit": 1},
-        {"$project": {"q": 1, "due": "$d"}},
-    ]
-    parts = [{"coll": rooms.lanes.name, "pipeline": line}, {"coll": rooms.jobs.name, "pipeline": due}]
-    if limit:
-        waiting = [{"$match": {"s": PENDING, "q": queue}}, ordered, {"$limit": limit}, {"$project": _SMALL}]
-        parts.append({"coll": rooms.jobs.name, "pipeline": waiting})
-    return parts
+def _fronts(rooms: Rooms, queues: Sequence[str], limit: int) -> dict[str, list[Document]]:
+    found = {}
+    for queue in queues:
+        waiting = rooms.fresh.find({"s": PENDING, "q": queue}, _UNREAD)
+        found[queue] = list(waiting.sort([("r", 1), ("d", 1), ("n", 1)]).limit(limit).batch_size(limit + 1))
+    return found
+
+
+def _set_aside(rooms: Rooms, names: Sequence[str]) -> None:
+    rooms.jobs.update_many({"_id": {"$in": list(names)}, "s": PENDING}, {"$set": {"s": ASIDE}})
+
+
+def _disclose(rooms: Rooms, names: Sequence[str]) -> None:
+    rooms.jobs.update_many({"_id": {"$in": list(names)}, "s": ANNOUNCED}, {"$set": {"s": PENDING}})

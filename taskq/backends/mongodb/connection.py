@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from taskq.backends.mongodb.moments import Stamps, moments
 from taskq.clock import SYSTEM_CLOCK, Clock, monotonic
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pymongo.collection import Collection
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: How long a server that does not answer is tried, in seconds.
 TIMEOUT: Final = 30.0
@@ -172,22 +173,26 @@ class Connection:
 
     # -- asking -----------------------------------------------------------------------
 
-    def run(self, act: Callable[[Rooms], T], *, within: float | None = None) -> T:
+    def run(self, act: Callable[Concatenate[Rooms, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What ``act`` returns, which is tried again while the servers have no primary or a connection is cut.
 
         ``act`` must be harmless to repeat, whatever became of it. Raises ``BackendUnavailableError`` after
-        ``within`` seconds (else ``timeout``).
+        ``timeout`` seconds.
         """
+        return self.run_within(self.timeout, act, *args, **kwargs)
+
+    def run_within(
+        self, seconds: float, act: Callable[Concatenate[Rooms, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The same in at most so many seconds."""
         self.check_open()
         pymongo = _driver()
-        limit = self.timeout if within is None else within
-        end = monotonic() + limit
+        end = monotonic() + seconds
         pause = _FIRST_PAUSE
         while True:
-            left = end - monotonic()
             try:
-                with pymongo.timeout(max(left, 0.001)):
-                    return act(self.rooms())
+                with pymongo.timeout(max(end - monotonic(), 0.001)):
+                    return act(self.rooms(), *args, **kwargs)
             except pymongo.errors.PyMongoError as error:
                 self.check_open()
                 if not passing(error) or end - monotonic() <= pause:

@@ -53,7 +53,7 @@ class Gates:
             self._gates[name].look(self._now)
 
     def _count(self, names: Sequence[str]) -> None:
-        pipeline = [
+        pipeline: list[Mapping[str, Any]] = [
             {"$match": {"g": {"$in": names}}},
             {"$project": {"g": 1, "unseen": {"$cond": [{"$eq": [{"$type": "$st"}, "missing"]}, 1, 0]}}},
             {"$unwind": "$g"},

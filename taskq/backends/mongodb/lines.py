@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.backends import moves
 from taskq.backends.mongodb import documents
@@ -226,7 +226,11 @@ class Lines:
             if not names:
                 continue
             looked_up = self._heads() if ordered else self._fronts()
-            pipeline = [{"$match": {"_id": {"$in": names}}}, {"$lookup": looked_up}, {"$project": {"jobs": 1}}]
+            pipeline: list[Mapping[str, Any]] = [
+                {"$match": {"_id": {"$in": names}}},
+                {"$lookup": looked_up},
+                {"$project": {"jobs": 1}},
+            ]
             for line in self._rooms.lanes.aggregate(pipeline, session=self._session):
                 for each in line["jobs"]:
                     # The head of a sequence may stand in another queue, or not stand at all.
@@ -338,7 +342,7 @@ class Lines:
             writes.append(UpdateMany({"_id": {"$in": some}, "s": {"$in": [PENDING, LANED]}}, lending))
         self._rooms.jobs.bulk_write(writes, ordered=False, session=self._session)
         wanted = {"_id": {"$in": documents.ids(jobs)}, "k": self._how.token}
-        found = self._rooms.jobs.find(wanted, {"h": 0, "z": 0, "pr": 0}, session=self._session)
+        found = self._rooms.jobs.find(wanted, {"h": 0, "pr": 0}, session=self._session)
         return {each["_id"]: each for each in found}
 
     def _put_away(self) -> None:

@@ -257,7 +257,8 @@ class _Some:
         waiting = {"l": lane.name, "s": {"$in": [LANED, ASIDE]}}
         most = lane.most or 0
         there = self._rooms.jobs.count_documents(waiting, limit=max(1, most), session=self._session)
-        return coming + there >= most
+        full: bool = coming + there >= most
+        return full
 
     def _spill(self, job: Job, lane: Lane) -> None:
         """End the newest or the oldest job of a line that holds one too many."""
@@ -289,6 +290,7 @@ class _Some:
             return_document=True,
             session=self._session,
         )
+        assert found is not None
         return int(found["n"])
 
     def _move(self, document: Document, job: Job, **extra: Any) -> None:
@@ -299,6 +301,7 @@ class _Some:
         if job.id in self._new:
             apply(self._new[job.id], change)
         elif change:
+            change.setdefault("$set", {})["z"] = self._connection.stamp()
             self._rooms.jobs.update_one(documents.fence(document), change, session=self._session)
             apply(document, change)
             line_up(self._rooms, [document], self._session)

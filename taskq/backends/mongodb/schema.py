@@ -52,6 +52,7 @@ def prepare(rooms: Rooms) -> None:
     rooms.keys.create_indexes(
         [IndexModel([("ends", 1)], name="ends", partialFilterExpression={"ends": {"$gt": 0}})]
     )
+    rooms.facts.create_indexes([IndexModel([("kind", 1)], name="kind")])
     for room in (rooms.gates, rooms.schedules, rooms.workers, rooms.signals):
         room.create_indexes([IndexModel([("seen", 1)], name="seen", sparse=True)])
     rooms.facts.update_one({"_id": "schema"}, {"$set": {"version": VERSION}}, upsert=True)

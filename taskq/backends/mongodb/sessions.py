@@ -65,7 +65,7 @@ class Session:
         """The session is over."""
         if self._beaten is not None:
             with contextlib.suppress(BackendError):  # then its silence says so
-                self._connection.run(lambda rooms: rooms.workers.delete_one({"_id": self._id}), within=2.0)
+                self._connection.run_within(2.0, lambda rooms: rooms.workers.delete_one({"_id": self._id}))
 
 
 def holders_gone(connection: Connection, rooms: Rooms) -> list[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Takes whose deleted jobs are remembered.
 _REMEMBERED: Final = 1_000
+#: A lease that has this long to go is surely held, in seconds.
+_MARGIN: Final = 2.0
 
 SETTLED, ALREADY_YOURS, LOST = Settlement.SETTLED, Settlement.ALREADY_YOURS, Settlement.LOST
 
@@ -92,6 +94,12 @@ class Settling:
         tried: set[str] = set()
 
         def act(rooms: Rooms) -> list[Settlement]:
+            if not tried and all(map(self._surely_held, outcomes)):
+                tried.update(outcome.reservation.job.id for outcome in outcomes)
+                written = self._write_finished(rooms, outcomes, call)
+                if len(written) == len(outcomes):
+                    return [SETTLED] * len(outcomes)
+                tried.intersection_update(written)
             held, others = self._held(rooms, [outcome.reservation for outcome in outcomes])
             mine = [outcome for outcome in outcomes if outcome.reservation.job.id in held]
             self._record(rooms, held.values())
@@ -108,6 +116,14 @@ class Settling:
         self._finished(outcomes, answers, effects)
         return answers
 
+    def _surely_held(self, outcome: Outcome) -> bool:
+        """Whether nobody can have taken the job away, so that it need not be read first."""
+        reservation = outcome.reservation
+        over = reservation.handle
+        if reservation.job.lane is not None or not isinstance(over, float) or reservation in self._deleted:
+            return False
+        return self._connection.moments.lease_now() + _MARGIN < over
+
     def _finished(self, outcomes: Sequence[Outcome], answers: Sequence[Settlement], effects: Settled) -> None:
         for outcome, answer in zip(outcomes, answers, strict=True):
             if answer is SETTLED:
@@ -120,16 +136,30 @@ class Settling:
         dropped = [outcome.reservation for outcome in outcomes if outcome.reservation.job.keep <= 0]
         kept = [outcome for outcome in outcomes if outcome.reservation.job.keep > 0]
         written = self._keep(rooms, kept, call) if kept else set()
-        # Remembered first: should the answer be lost, what is gone is ours.
-        self._deleted.remember(dropped)
-        for token, names in _by_token(dropped).items():
-            n = rooms.jobs.delete_many({"_id": {"$in": names}, "k": token, "s": RESERVED}).deleted_count
-            # Where another thread has settled some of them meanwhile, which are whose cannot be told, but how many.
-            written.update(names[:n])
+        if dropped:
+            written |= self._delete(rooms, dropped)
         now = self._connection.moments.now()
         keyed = [o.reservation.job for o in outcomes if o.reservation.job.unique is not None]
         pushing.let_go(rooms, [moves.end(job, State.COMPLETED, now) for job in keyed])
         return written
+
+    def _delete(self, rooms: Rooms, dropped: Sequence[Reservation]) -> set[str]:
+        """Delete what is held; returns the ids of what is gone by this call."""
+        from pymongo import DeleteMany
+
+        # Remembered first: should the answer be lost, what is gone is ours.
+        self._deleted.remember(dropped)
+        writes = [
+            DeleteMany({"_id": {"$in": names}, "k": token, "s": RESERVED})
+            for token, names in _by_token(dropped).items()
+        ]
+        n = rooms.jobs.bulk_write(writes, ordered=False).deleted_count
+        everyone = [reservation.job.id for reservation in dropped]
+        if n < len(everyone):
+            there = {each["_id"] for each in rooms.jobs.find({"_id": {"$in": everyone}}, {"_id": 1})}
+            # Where another thread has settled some of them meanwhile, which are whose cannot be told, but how many.
+            everyone = [name for name in everyone if name not in there][:n]
+        return set(everyone)
 
     def _keep(self, rooms: Rooms, outcomes: Sequence[Outcome], call: int) -> set[str]:
         from pymongo import UpdateMany, UpdateOne

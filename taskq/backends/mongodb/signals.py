@@ -237,7 +237,7 @@ class _Toucher:
     def _run(self) -> None:
         while names := self._next():
             with contextlib.suppress(BackendError):  # those who wait look by themselves, once a second
-                self._connection.run(lambda rooms, names=names: self._write(rooms, names), within=LOOK)
+                self._connection.run_within(LOOK, self._write, names)
             self._connection.closed.wait(_APART)
 
     def _next(self) -> list[str]:

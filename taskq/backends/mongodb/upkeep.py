@@ -92,7 +92,7 @@ class Upkeep:
         self.queues, self.ended = set(), False
         times: list[float] = []
         full = [
-            self._connection.run(lambda rooms, step=step: step(rooms, times))
+            self._connection.run(step, times)
             for step in (self._stage, self._expire, self._forget, self._keys, self._lines, self._aside)
         ]
         full.append(self._connection.run(self._surplus))
@@ -110,8 +110,8 @@ class Upkeep:
                 self.queues.add(queue)
                 more |= staged >= STEP
             place = {"s": SCHEDULED, "q": queue}
-            for first in rooms.jobs.find(place, {"d": 1}).sort([("r", 1), ("d", 1)]).limit(1):
-                times.append(first["d"])
+            first = rooms.jobs.find(place, {"d": 1}).sort([("r", 1), ("d", 1)]).limit(1)
+            times.extend(each["d"] for each in first)
         return more
 
     def _expire(self, rooms: Rooms, times: list[float]) -> bool:
@@ -201,7 +201,7 @@ class Upkeep:
         if not tasks:
             return False
         stopped = {each["name"] for each in rooms.facts.find({"kind": "pause", "what": "task"})}
-        return any([take_back(rooms, task) >= STEP for task in tasks - stopped])
+        return max((take_back(rooms, task) for task in tasks - stopped), default=0) >= STEP
 
 
 def _lost(connection: Connection, document: Document) -> Change:
