@@ -112,12 +112,13 @@ def test_each_dead_job_is_revived_by_one_of_many(backend, consume):
 @pytest.mark.needs(stores=True)
 @pytest.mark.needs(shared=True)
 def test_eight_processes_of_four_threads_lose_and_double_nothing(backend, launch, case, tmp_path):
-    processes = [launch("produce_and_consume", f"p{n}", "1250") for n in range(8)]
-    eventually(lambda: backend.size("tasks", State.COMPLETED) == 20_000, within=60)
+    total = 8 * 2 * case.many
+    processes = [launch("produce_and_consume", f"p{n}", str(case.many)) for n in range(8)]
+    eventually(lambda: backend.size("tasks", State.COMPLETED) == total, within=60)
     lines = [line.split() for process in processes for line in process.communicate("")[0].splitlines()]
 
     assert [line for line in lines if line[0] == "error"] == []
     assert {settlement for _, settlement in lines} == {"SETTLED"}
-    assert len(lines) == len({job_id for job_id, _ in lines}) == 20_000
+    assert len(lines) == len({job_id for job_id, _ in lines}) == total
     assert [process.returncode for process in processes] == [os.EX_OK] * 8
     case.verify(tmp_path)

@@ -14,6 +14,7 @@ from taskq.backend import Cancellation, Capabilities, Consumer, Page, Reclaimed,
 from taskq.backends import holding, moves
 from taskq.backends.mongodb import documents, gates, pushing
 from taskq.backends.mongodb.changing import STEP, Change, take_back, write
+from taskq.backends.mongodb.claiming import LASTS
 from taskq.backends.mongodb.connection import TIMEOUT, Connection, Rooms
 from taskq.backends.mongodb.consumer import MongoConsumer
 from taskq.backends.mongodb.documents import (
@@ -325,6 +326,8 @@ class MongoBackend(Ledger):
                 {"_id": f"pause:{what}:{name}"}, {"$set": facts}, upsert=True
             )
         )
+        # Whoever has not seen it by then looks again.
+        self._connection.closed.wait(LASTS + 0.01)
 
     def resume(self, name: str, what: Scope = "queue") -> None:
         self._connection.run(lambda rooms: rooms.facts.delete_one({"_id": f"pause:{what}:{name}"}))

@@ -16,6 +16,7 @@ from taskq.backends.mongodb.connection import Connection, Rooms
 from taskq.backends.mongodb.documents import ANNOUNCED, ASIDE, LANED, PENDING, RESERVED, SCHEDULED, Document
 from taskq.backends.mongodb.moments import lease_end
 from taskq.backends.turns import Turns
+from taskq.clock import monotonic
 from taskq.errors import BackendUnavailableError
 from taskq.job import Reservation
 
@@ -23,6 +24,8 @@ from taskq.job import Reservation
 _CROWD: Final = 4
 #: How often a claim that lost every race tries again at once.
 _TRIES: Final = 5
+#: How long a claim may go by what it has seen of pauses and lanes, in seconds; a pause takes as long to hold.
+LASTS: Final = 0.05
 #: First pause after a lost race, in seconds.
 _PAUSE: Final = 0.002
 #: Takes that failed, and are asked about by the next one.
@@ -43,6 +46,10 @@ class View:
     def due(self) -> float | None:
         return min(self.dues.values(), default=None)
 
+    def dues_over(self, now: float) -> list[str]:
+        """Queues in which something has become due."""
+        return [queue for queue, at in self.dues.items() if at <= now]
+
 
 class Lent(NamedTuple):
     """What a take brought."""
@@ -62,6 +69,8 @@ class Claim:
         self._ageing = ageing
         self._crowd = 1
         self._doubts: list[tuple[int, list[str]]] = []
+        self._view = View()
+        self._seen = float("-inf")  #: when, on the monotonic clock
         self._ended = False
 
     # -- any job ----------------------------------------------------------------------
@@ -69,26 +78,36 @@ class Claim:
     def take(self, limit: int, job_id: str | None = None) -> Lent:
         """Lend at most ``limit`` jobs, or the one of that id, if it can be lent."""
         self._ended = False
-        if job_id is None and limit > 0 and self._doubts:
-            found = self._recovered()
-            if found:
-                return Lent(self._reservations(found), None, ended=False)
+        if limit <= 0:
+            return Lent([], self._look().due(), ended=False)
+        if job_id is not None:
+            return self._one(job_id)
+        if self._doubts and (recovered := self._recovered()):
+            return Lent(self._reservations(recovered), None, ended=False)
+        return self._at_once(limit) or self._some(limit)
+
+    def _some(self, limit: int) -> Lent:
         for attempt in range(_TRIES):
             view = self._look()
             queues = self._open(view)
-            if limit <= 0:
-                return Lent([], view.due(), ended=False)
-            if job_id is not None:
-                return self._one(job_id, view, queues)
             if self._ageing is not None or not view.laned.isdisjoint(queues):
                 return self._in_lines(view, queues, limit)
-            waiting = self._waiting(view, queues, limit * self._crowd)
-            chosen = self._choose(waiting, limit)
+            chosen = self._choose(self._waiting(view, queues, limit * self._crowd), limit)
             won = self._claim(chosen, PENDING) if chosen else []
             if won or not chosen:
                 return Lent(self._reservations(won), view.due(), self._ended)
             self._connection.closed.wait(_PAUSE * (1 << attempt) * random.random())  # noqa: S311 - no secret
         return Lent([], self._connection.moments.now(), self._ended)
+
+    def _at_once(self, limit: int) -> Lent | None:
+        """What a plain claim brings, where a look a moment ago found nothing that is more than plain."""
+        view = self._view
+        plain = self._ageing is None and not view.laned and monotonic() < self._seen + LASTS
+        if not plain or (view.dues and view.dues_over(self._connection.moments.now())):
+            return None
+        chosen = self._choose(self._waiting(view, self._open(view), limit * self._crowd), limit)
+        won = self._claim(chosen, PENDING) if chosen else []
+        return Lent(self._reservations(won), view.due(), self._ended) if won else None
 
     def _open(self, view: View) -> list[str]:
         return [queue for queue in self._turns.weights if queue not in view.paused["queue"]]
@@ -96,9 +115,10 @@ class Claim:
     def _look(self) -> View:
         """What a take must know; what has become due is staged first."""
         while True:
-            view = self._connection.run(_look, list(self._turns.weights))
+            self._seen = monotonic()
+            view = self._view = self._connection.run(_look, list(self._turns.weights))
             now = self._connection.moments.now()
-            due = [queue for queue, at in view.dues.items() if at <= now]
+            due = view.dues_over(now)
             if not due:
                 return view
             self._connection.run(partial(stage, self._connection), due, now)
@@ -194,7 +214,9 @@ class Claim:
 
     # -- one job, announced jobs, jobs in lines ---------------------------------------
 
-    def _one(self, job_id: str, view: View, queues: Sequence[str]) -> Lent:
+    def _one(self, job_id: str) -> Lent:
+        view = self._look()
+        queues = self._open(view)
         wanted = {"_id": job_id, "q": {"$in": queues}, "s": {"$in": [PENDING, LANED]}}
         document = self._connection.run(lambda rooms: rooms.fresh.find_one(wanted, _UNREAD))
         if document is None or document.get("t") in view.paused["task"] or self._put_away(view, [document]):

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from taskq.backends.mongodb.moments import Stamps, moments
@@ -53,7 +53,8 @@ class Rooms:
     facts: Collection[dict[str, Any]]  #: pauses and limits
     schedules: Collection[dict[str, Any]]
     workers: Collection[dict[str, Any]]  #: what workers say of themselves, and sessions of consumers
-    signals: Collection[dict[str, Any]]  #: who waits for what, and that it has come
+    signals: Collection[dict[str, Any]]  #: who waits for what
+    bells: Collection[dict[str, Any]]  #: what has come; small, and capped
 
     @property
     def fresh(self) -> Collection[dict[str, Any]]:
@@ -163,8 +164,10 @@ class Connection:
             read_concern=ReadConcern("majority"),
             write_concern=WriteConcern("majority", j=True),
         )
-        names = ("jobs", "lanes", "gates", "keys", "facts", "schedules", "workers", "signals")
-        return Rooms(client, *(database[f"{self._prefix}{name}"] for name in names))
+        names = ("jobs", "lanes", "gates", "keys", "facts", "schedules", "workers", "signals", "bells")
+        rooms = Rooms(client, *(database[f"{self._prefix}{name}"] for name in names))
+        # Rings are not worth a majority, and must not wait for one.
+        return replace(rooms, bells=rooms.bells.with_options(read_concern=ReadConcern("local")))
 
     def _compare_clocks(self, rooms: Rooms) -> None:
         asked = SYSTEM_CLOCK.now()

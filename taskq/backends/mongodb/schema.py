@@ -11,6 +11,11 @@ from taskq.errors import SchemaError
 #: Of the layout; grows when older versions of taskq cannot read it any more.
 VERSION: Final = 1
 
+#: Bytes of the collection that rings are followed in.
+_BELLS: Final = 128 * 1024
+#: The code of an error that says that a collection is there already.
+_EXISTS: Final = 48
+
 _PRESENT: Final = {"$exists": True}
 #: Name, fields and filter of each index on jobs. Only the first is written for a plain job that waits.
 _JOBS: Final = (
@@ -55,4 +60,17 @@ def prepare(rooms: Rooms) -> None:
     rooms.facts.create_indexes([IndexModel([("kind", 1)], name="kind")])
     for room in (rooms.gates, rooms.schedules, rooms.workers, rooms.signals):
         room.create_indexes([IndexModel([("seen", 1)], name="seen", sparse=True)])
+    _hang_bells(rooms)
     rooms.facts.update_one({"_id": "schema"}, {"$set": {"version": VERSION}}, upsert=True)
+
+
+def _hang_bells(rooms: Rooms) -> None:
+    """Make the capped collection; one that is empty cannot be followed, so it has an entry."""
+    from pymongo.errors import CollectionInvalid, OperationFailure
+
+    try:
+        rooms.bells.database.create_collection(rooms.bells.name, capped=True, size=_BELLS, check_exists=False)
+    except (CollectionInvalid, OperationFailure) as error:
+        if getattr(error, "code", _EXISTS) not in (_EXISTS, None):
+            raise
+    rooms.bells.insert_one({"names": []})

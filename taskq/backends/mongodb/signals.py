@@ -1,9 +1,12 @@
 """How those who wait learn that something has come.
 
-Each thing that can be waited for (a queue, the end of jobs, a worker's cancellations) has one small document. Who waits
-signs in there and watches; who brings something touches the document, at most every 20 ms, and only where somebody has
-signed in. One thread of a process watches for all of its waiters, by one change stream that is open while somebody
-waits; another one touches. A server without a replica set has no change streams: there, waiters look often.
+Each thing that can be waited for (a queue, the end of jobs, a worker's cancellations) has one small document, in which
+whoever waits signs in. Who brings something rings: at most every 20 ms over all processes, and only where somebody has
+signed in, it adds an entry to a small capped collection. One thread of a process follows that collection while somebody
+waits; another one rings.
+
+(A change stream would tell the same, but each that is open reads everything that is written to the servers. Eight of
+them halved what a server could do.)
 """
 
 from __future__ import annotations
@@ -12,25 +15,27 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from taskq.backends.mongodb.connection import Connection, passing
+from taskq.backends.mongodb.connection import Connection, Rooms, passing
 from taskq.clock import monotonic
 from taskq.errors import BackendError
 
 #: Longest sleep between two looks, in seconds: the net under everything that is waited for.
 LOOK: Final = 1.0
-#: The same where nothing can be watched.
+#: The same where nothing can be followed.
 LOOK_UNWATCHED: Final = 0.05
-#: Shortest time between two touches, in seconds.
+#: Shortest time between two rings of a name, in seconds.
 _APART: Final = 0.02
+#: A ring that lies this far in the future was made by a wrong clock, in seconds.
+_WRONG: Final = 1.0
 #: How long a sign-in lasts, and how much before its end it is renewed, in seconds.
 _SIGNED: Final = 30.0
 _RENEWED: Final = 15.0
-#: How long the watch goes on when nobody waits any more, in seconds.
+#: How long rings are followed when nobody waits any more, in seconds.
 _LINGER: Final = 2.0
-#: Longest wait of one question to the change stream, in seconds.
+#: Longest wait of one question for rings, in seconds.
 _ASKED: Final = 0.25
 
 #: The name under which ends of jobs are signalled; those of queues begin with ``q``.
@@ -82,9 +87,9 @@ class Signals:
         self._pid = os.getpid()
         self._active: set[Waiter] = set()
         self._idle_since = monotonic()
-        self._toucher = _Toucher(self._connection)
+        self._ringer = _Ringer(self._connection)
         self._watcher: threading.Thread | None = None
-        self._watching = threading.Event()  # a stream is open
+        self._watching = threading.Event()  # rings are followed
         self._settled = threading.Event()  # it is known whether one can be
 
     # -- bringing ---------------------------------------------------------------------
@@ -99,7 +104,7 @@ class Signals:
             mine = [waiter for waiter in self._waiters if waiter.names & wanted]
         for waiter in mine:
             waiter.ring(wanted)
-        self._toucher.touch(wanted)
+        self._ringer.ring(wanted)
 
     # -- waiting ----------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class Signals:
             self._follow()
         except Exception as error:  # noqa: BLE001 - whatever it is, waiters look by themselves meanwhile
             if not passing(error):
-                # Not allowed, or no replica set: not tried again before somebody has waited a good while.
+                # Not allowed: not tried again before somebody has waited a good while.
                 self._settled.set()
                 self._connection.closed.wait(_SIGNED)
         finally:
@@ -167,18 +172,22 @@ class Signals:
 
     def _follow(self) -> None:
         import pymongo
+        from pymongo.cursor import CursorType
 
         rooms = self._connection.rooms()
-        with rooms.signals.watch(
-            [{"$project": {"documentKey": 1}}], max_await_time_ms=int(_ASKED * 1000)
-        ) as stream:
-            self._watching.set()
-            self._settled.set()
+        rings = rooms.bells.find(cursor_type=CursorType.TAILABLE_AWAIT, batch_size=1000)
+        with contextlib.closing(rings.max_await_time_ms(int(_ASKED * 1000))):
             while not self._connection.closed.is_set() and not self._abandoned():
                 with pymongo.timeout(_ASKED + self._connection.timeout):
-                    event: Any = stream.try_next()
-                if event is not None:
-                    self._rung(event["documentKey"]["_id"])
+                    ring: Any = next(rings, None)
+                if ring is None:
+                    if not rings.alive:
+                        return  # too far behind, or the collection was dropped: everybody looks
+                    # What was there before is read; whoever comes now looks first.
+                    self._watching.set()
+                    self._settled.set()
+                elif self._watching.is_set():
+                    self._rung(ring["names"])
 
     def _abandoned(self) -> bool:
         """Whether nobody waits any more; the watch is then over in the eyes of whoever comes."""
@@ -189,11 +198,11 @@ class Signals:
                 self._watcher = None
             return over
 
-    def _rung(self, name: str) -> None:
+    def _rung(self, names: Sequence[str]) -> None:
         with self._lock:
-            woken = [waiter for waiter in self._waiters if name in waiter.names]
+            woken = [waiter for waiter in self._waiters if not waiter.names.isdisjoint(names)]
         for waiter in woken:
-            waiter.ring([name])
+            waiter.ring(names)
 
     def _ring_all(self) -> None:
         with self._lock:
@@ -203,7 +212,7 @@ class Signals:
 
     def close(self) -> None:
         """Free everybody; the connection is closed already."""
-        self._toucher.close()
+        self._ringer.close()
         self._ring_all()
 
     def _own(self) -> None:
@@ -214,8 +223,8 @@ class Signals:
             self._begin()
 
 
-class _Toucher:
-    """A thread that touches the documents of what has come, and ends when nothing has for a while."""
+class _Ringer:
+    """A thread that rings for what has come, and ends when nothing has for a while."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -224,21 +233,24 @@ class _Toucher:
         self._running = False
         self._closed = False
 
-    def touch(self, names: set[str]) -> None:
+    def ring(self, names: Iterable[str]) -> None:
         with self._changed:
-            self._wanted |= names
+            self._wanted.update(names)
             if self._closed:
                 return
             if not self._running:
                 self._running = True
-                threading.Thread(target=self._run, name="taskq-mongodb-signal", daemon=True).start()
+                threading.Thread(target=self._run, name="taskq-mongodb-ring", daemon=True).start()
             self._changed.notify_all()
 
     def _run(self) -> None:
         while names := self._next():
+            late: set[str] = set()
             with contextlib.suppress(BackendError):  # those who wait look by themselves, once a second
-                self._connection.run_within(LOOK, self._write, names)
+                late = self._connection.run_within(LOOK, self._write, names)
             self._connection.closed.wait(_APART)
+            with self._changed:
+                self._wanted |= late
 
     def _next(self) -> list[str]:
         with self._changed:
@@ -249,12 +261,20 @@ class _Toucher:
                 return []
             return names
 
-    def _write(self, rooms: Any, names: list[str]) -> None:
+    def _write(self, rooms: Rooms, names: list[str]) -> set[str]:
+        """Ring those of ``names`` for which somebody waits; returns those that were rung too short a time ago."""
         from pymongo import WriteConcern
 
-        quick = rooms.signals.with_options(write_concern=WriteConcern(1))
-        signed = {"_id": {"$in": names}, "seen": {"$gt": self._connection.moments.tick()}}
-        quick.update_many(signed, {"$inc": {"n": 1}})
+        now = self._connection.moments.tick()
+        signed = list(rooms.signals.find({"_id": {"$in": names}, "seen": {"$gt": now}}, {"at": 1}))
+        ready = [each["_id"] for each in signed if not now - _APART < each.get("at", 0.0) < now + _WRONG]
+        if ready:
+            quick = WriteConcern(1)
+            rooms.signals.with_options(write_concern=quick).update_many(
+                {"_id": {"$in": ready}}, {"$set": {"at": now}}
+            )
+            rooms.bells.with_options(write_concern=quick).insert_one({"names": ready})
+        return {each["_id"] for each in signed} - set(ready)
 
     def close(self) -> None:
         with self._changed:
