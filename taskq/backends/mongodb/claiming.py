@@ -102,8 +102,8 @@ class Claim:
     def _at_once(self, limit: int) -> Lent | None:
         """What a plain claim brings, where a look a moment ago found nothing that is more than plain."""
         view = self._view
-        plain = self._ageing is None and not view.laned and monotonic() < self._seen + LASTS
-        if not plain or (view.dues and view.dues_over(self._connection.moments.now())):
+        plain = self._ageing is None and not view.laned and not view.paused["task"]
+        if not plain or monotonic() > self._seen + LASTS or view.dues_over(self._connection.moments.now()):
             return None
         chosen = self._choose(self._waiting(view, self._open(view), limit * self._crowd), limit)
         won = self._claim(chosen, PENDING) if chosen else []

@@ -70,19 +70,7 @@ def stored(job: Job, now: float, number: int, *, announced: bool = False) -> Doc
         "p": rank,
         "u": due,
         "ls": job.lease,
-        "b": msgpack.packb(
-            (
-                job.payload,
-                job.max_retries,
-                job.loss_base,
-                job.loss_cap,
-                job.keep,
-                job.created or now,
-                dict(job.headers) or None,
-                job.unique,
-                job.lane and job.lane.packed(),
-            )
-        ),
+        "b": _constants(job, now),
     }
     lane = job.lane
     facts = {
@@ -99,6 +87,23 @@ def stored(job: Job, now: float, number: int, *, announced: bool = False) -> Doc
     }
     document.update((name, value) for name, value in facts.items() if value is not None)
     return document
+
+
+def _constants(job: Job, now: float) -> bytes:
+    packed: bytes = msgpack.packb(
+        (
+            job.payload,
+            job.max_retries,
+            job.loss_base,
+            job.loss_cap,
+            job.keep,
+            job.created or now,
+            dict(job.headers) or None,
+            job.unique,
+            job.lane and job.lane.packed(),
+        )
+    )
+    return packed
 
 
 def kind(job: Job, state: State, *, announced: bool = False) -> int:
@@ -201,8 +206,7 @@ def update(before: Document, facts: Mapping[str, Any], attempt: Attempt | None =
 
 def repacked(job: Job) -> bytes:
     """The field of what never changes, for a job whose payload has changed after all."""
-    packed: bytes = stored(job, job.created, 0)["b"]
-    return packed
+    return _constants(job, job.created)
 
 
 def fence(before: Document) -> Document:
