@@ -11,9 +11,9 @@ from taskq.clock import SYSTEM_CLOCK, Clock
 from taskq.errors import ConfigurationError
 from taskq.store import Ledger
 
-#: URL scheme to the module that opens it; ``None`` where this version has none.
+#: URL scheme to the module that opens it.
 #: Such a module has ``open_url(url, *, clock, **options) -> Backend``.
-SCHEMES: Final[dict[str, str | None]] = {
+SCHEMES: Final[dict[str, str]] = {
     "sqlite": "taskq.backends.sqlite",
     "file": "taskq.backends.sqlite",
     "memory": "taskq.backends.memory",
@@ -58,10 +58,7 @@ def _open(url: str, **options: Any) -> Backend:
     scheme = scheme.lower()
     if scheme not in SCHEMES:
         raise ConfigurationError(f"no backend has the scheme {scheme!r}{suggestion(scheme, list(SCHEMES))}")
-    module = SCHEMES[scheme]
-    if module is None:
-        raise ConfigurationError(f"{scheme}:// is not available in this version; use sqlite:// or memory://")
-    backend = importlib.import_module(module).open_url(url, **options)
+    backend = importlib.import_module(SCHEMES[scheme]).open_url(url, **options)
     assert isinstance(backend, Backend)
     return backend
 

@@ -59,7 +59,6 @@ def test_nothing_is_opened_before_its_first_use(opened, tmp_path):
         ("sqlite:///x.db?timeout=soon", "timeout is a number"),
         ("sqlite:///x.db?max_finished=-1", "max_finished is a number"),
         ("memory://somewhere", "takes no path"),
-        ("mongodb://host", "not available in this version"),
         ("amqp://host/a/b", "with a slash in it as %2F"),
         ("amqp://host?hartbeat=3", "did you mean 'heartbeat'"),
         ("amqp://host?heartbeat=0", "heartbeat is a number from 1"),

@@ -37,6 +37,7 @@ _CAPABILITIES = Capabilities(
     persistent=True,
     shared=True,
     stores=False,
+    lease_clock="server",
 )
 #: Up to this many messages are looked at one by one to tell jobs from the marks of transactions.
 _LOOKED_AT: Final = 2000

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -135,18 +136,14 @@ class Connection:
             from pymongo.errors import PyMongoError
         except ImportError as error:
             raise ConfigurationError("mongodb:// needs pymongo: pip install 'taskq[mongodb]'") from error
+        options: dict[str, Any] = {"appname": "taskq", "driver": DriverInfo("taskq"), "tz_aware": True}
+        options |= {"retryWrites": True, "retryReads": True, "connect": False}
+        options["serverSelectionTimeoutMS"] = int(self.timeout * 1000)
         try:
-            return MongoClient(
-                self._url,
-                appname="taskq",
-                driver=DriverInfo("taskq"),
-                tz_aware=True,
-                retryWrites=True,
-                retryReads=True,
-                serverSelectionTimeoutMS=int(self.timeout * 1000),
-                connect=False,
-            )
-        except (PyMongoError, ValueError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # a parameter that the driver does not know
+                return MongoClient(self._url, **options)
+        except (PyMongoError, ValueError, UserWarning) as error:
             raise ConfigurationError(f"{self.location}: {error}") from error
 
     def of(self, client: MongoClient[dict[str, Any]]) -> Rooms:

@@ -50,6 +50,7 @@ CAPABILITIES: Final = Capabilities(
     persistent=True,
     shared=True,
     stores=False,
+    lease_clock="server",
 )
 #: Messages on their way between broker and buffer make a count wrong; this often it is taken again.
 _RECOUNTS: Final = 5
