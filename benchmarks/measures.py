@@ -16,6 +16,7 @@ from typing import Final
 
 from benchmarks import tally
 from benchmarks.contestants import Place
+from tests import servers
 
 Figures = dict[str, float]
 
@@ -47,10 +48,10 @@ def drain(processes: int, act: str = "many", *arguments: str) -> Callable[[Place
             return {}
         with worker(place, processes, *arguments, wait=False) as process:
             first = _until(place, lambda done: done > 0)
-            began, before = time.perf_counter(), _spent(process.pid)
+            began, before = time.perf_counter(), _spent(place, process.pid)
             end = began + _LONGEST
             last = _until(place, lambda done: done >= jobs or time.perf_counter() > end)
-            took, after = time.perf_counter() - began, _spent(process.pid)
+            took, after = time.perf_counter() - began, _spent(place, process.pid)
         figures = {" /s": (last - first) / took}
         for name in before.keys() & after.keys() if last - first > 5000 else ():
             figures[f" µs of processor per job, {name}"] = (after[name] - before[name]) / (last - first) * 1e6
@@ -78,9 +79,9 @@ def idle(place: Place, jobs: int) -> Figures:
     with worker(place, 1) as process:
         ready = time.perf_counter() - began
         threading.Event().wait(2)
-        before = sum(_spent(process.pid).values())
+        before = sum(map(_cpu, family(process.pid)))
         threading.Event().wait(10)
-        spent = sum(_spent(process.pid).values()) - before
+        spent = sum(map(_cpu, family(process.pid))) - before
         sizes = [pss(pid) for pid in family(process.pid)]
     figures = {
         " % of a core": spent * 10,
@@ -187,10 +188,14 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def _spent(pid: int) -> dict[str, float]:
-    """Processor seconds of the process that was started, and of its descendants."""
+def _spent(place: Place, pid: int) -> dict[str, float]:
+    """Processor seconds of the process that was started, of its descendants, and of the server."""
     first, *others = family(pid)
-    return {"first process": _cpu(first), "others": sum(map(_cpu, others))}
+    spent = {"first process": _cpu(first), "others": sum(map(_cpu, others))}
+    if place.contestant.server is not None:
+        found = [each for pid in servers.pids(place.contestant.server) for each in family(pid)]
+        spent["server"] = sum(map(_cpu, found))
+    return spent
 
 
 def _cpu(pid: int) -> float:

@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from tests.servers.control import KINDS, down, down_all, status, up, up_all, url
+from tests.servers.control import KINDS, down, down_all, pids, status, up, up_all, url
 
-__all__ = ["KINDS", "down", "down_all", "status", "up", "up_all", "url"]
+__all__ = ["KINDS", "down", "down_all", "pids", "status", "up", "up_all", "url"]

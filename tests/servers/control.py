@@ -32,6 +32,12 @@ def url(kind: str) -> str | None:
     return running.url if running is not None and running.alive() else None
 
 
+def pids(kind: str) -> list[int]:
+    """The processes of the server that was started here, if it runs."""
+    running = Running.load(home(kind))
+    return [process.pid for process in running.processes if process.alive()] if running else []
+
+
 def up(kind: str) -> str:
     """Start one server, with the data it had, unless it runs already; returns its URL once it really answers."""
     directory = home(kind)
