@@ -6,15 +6,14 @@ import bisect
 import itertools
 import random
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.backends import moves
 from taskq.backends.kafka import wire
+from taskq.backends.kafka.place import Place, band
 from taskq.job import Job, State
 
 if TYPE_CHECKING:
-    from taskq.backends.kafka.place import Place
     from taskq.backends.kafka.topics import Topics
 
 #: How long a job stays in each partition of the delay topic, in seconds. What is due sooner than the first waits in
@@ -54,11 +53,11 @@ class Post:
             return Letter(self._place.dead(job.queue), 0, job.id.encode(), wire.pack(job), stamp)
         due, _ = moves.arrival(job, now)
         level = hop(due - now)
-        value = wire.pack(replace(job, due=due), waits=due > now)
+        value = wire.pack(job, due=due, waits=due > now)
         if level >= 0:
             self._topics.declare_delays()
             return Letter(self._place.delays, level, None, value, stamp)
-        topic = self._place.work(job.queue, band_of(job))
+        topic = self._place.work(job.queue, band(job.priority))
         return Letter(topic, self._next() % self._topics.width(topic), None, value, stamp)
 
     def tombstone(self, queue: str, job_id: str, now: float) -> Letter:
@@ -68,10 +67,3 @@ class Post:
     def _next(self) -> int:
         with self._lock:
             return next(self._turn)
-
-
-def band_of(job: Job) -> int:
-    """The priority band that serves ``job``."""
-    from taskq.backends.kafka.place import band
-
-    return band(job.priority)

@@ -143,14 +143,12 @@ class Member:
             self.write(None, [(part, part.version) for part in parts])
             return purged
 
-    def arrived(self, reservations: Iterable[Reservation]) -> None:
-        """Return when none of ``reservations`` is on the way between two partitions. Holds the lock."""
-        reservations = list(reservations)
-        settled = self.shelf.changed.wait_for(
-            lambda: self._ended or not self.shelf.on_the_way(reservations), self._timeout
-        )
-        if not settled:
-            raise BackendUnavailableError(f"{self._place.location}: jobs that were moved have not arrived")
+    def at_rest(self, reservations: Iterable[Reservation]) -> None:
+        """Return when nothing is being written about ``reservations``, nor are they moved. Holds the lock."""
+        asked = list(reservations)
+        rest = lambda: self._ended or not self.shelf.in_motion(asked)  # noqa: E731
+        if not self.shelf.changed.wait_for(rest, self._timeout):
+            raise BackendUnavailableError(f"{self._place.location}: an earlier write is not confirmed yet")
 
     # -- writing ----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Place:
         return topic
 
 
+@functools.lru_cache(4096)
 def _encoded(queue: str) -> str:
     """``queue`` in letters that a topic may have: others as ``_`` and two hex digits per byte."""
     text = "".join(

@@ -99,7 +99,7 @@ class KafkaConsumer(Consumer):
         member = self._joined()
         batch = _Batch(member.shelf)
         with member.shelf.changed:
-            member.arrived(outcome.reservation for outcome in outcomes)
+            member.at_rest(outcome.reservation for outcome in outcomes)
             answers = [batch.add(outcome) for outcome in outcomes]
         try:
             order = self._order(batch.moving)
@@ -169,7 +169,7 @@ class KafkaConsumer(Consumer):
         shelf = member.shelf
         lost: list[str] = []
         with shelf.changed:
-            member.arrived(reservations)
+            member.at_rest(reservations)
             for reservation in reservations:
                 held = shelf.held(reservation)
                 if held is None:
@@ -228,12 +228,11 @@ class _Batch:
         self.needs.append(None)
         if held is None:
             return self._known(reservation)
-        if held.settling:
-            if held not in (mine for mine, _ in self.moving):
-                raise BackendUnavailableError(
-                    f"an earlier settle of {reservation.job.id} is still being written"
-                )
+        if held.settling:  # by an outcome before this one: what others write was waited for
             return Settlement.ALREADY_YOURS
+        if outcome.verdict is Verdict.COMPLETE and not outcome.pushes:
+            self._finish(held)
+            return None
         move = moves.settled(held.job, outcome, self._now)
         if outcome.verdict is Verdict.RELEASE and not outcome.suspect:
             shelf.settled[held.job.id, held.token] = (held.part, 0)
@@ -247,7 +246,11 @@ class _Batch:
         if stays or outcome.pushes:
             held.settling = True
             self.moving.append((held, [*([remembering(move)] if stays else []), *outcome.pushes]))
-            return
+        else:
+            self._finish(held)
+
+    def _finish(self, held: Held) -> None:
+        """It ends without a message."""
         self._shelf.end(held)
         self._shelf.remember(held.job.id, held.token, held.part)
         self.needs[-1] = (held.part, held.part.version)

@@ -111,10 +111,11 @@ class Shelf:
         held.key = key
         self.moving[key] = held
 
-    def on_the_way(self, reservations: Iterable[Reservation]) -> bool:
-        """Whether some of these move."""
-        return bool(self.moving) and any(
-            isinstance(one.handle, Held) and one.handle.key in self.moving for one in reservations
+    def in_motion(self, reservations: Iterable[Reservation]) -> bool:
+        """Whether some of these are being moved, or ended by an earlier call."""
+        return any(
+            isinstance(one.handle, Held) and (one.handle.settling or one.handle.key in self.moving)
+            for one in reservations
         )
 
     def _shelve(self, held: Held, *, waits: bool) -> None:

@@ -42,6 +42,7 @@ class Topics:
         self._timeout = timeout
         self._admin: AdminClient | None = None
         self._lock = threading.Lock()
+        self._declared: set[str] = set()
         self._widths: dict[str, int] = {}  #: partitions of the topics that were checked
         self._limits: dict[str, int] = {}  #: largest batch that each takes, in bytes
 
@@ -49,9 +50,12 @@ class Topics:
 
     def declare(self, queue: str) -> None:
         """Make the topics of ``queue``, or check those that are there."""
+        if queue in self._declared:
+            return
         place = self._place
         wanted = dict.fromkeys(place.bands(queue), (place.partitions, _WORK))
         self._ensure({**wanted, place.dead(queue): (1, _DEAD)})
+        self._declared.add(queue)
 
     def declare_delays(self) -> None:
         """Make the topic of delays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -19,11 +20,15 @@ class Parcel(NamedTuple):
     waits: bool  #: not due yet when it was sent: its due time counts. Else it is due, whatever the reader's clock says
 
 
-def pack(job: Job, *, waits: bool = False) -> bytes:
-    """All of ``job`` that must travel; its state is where the message stands."""
+def pack(job: Job, *, due: float | None = None, waits: bool = False) -> bytes:
+    """All of ``job`` that must travel, due at ``due`` if that is given; its state is where the message stands."""
     fields: dict[str, Any] = {
-        name: value for name in _PLAIN if (value := getattr(job, name)) != _DEFAULTS[name]
+        name: value
+        for name, value, default in zip(_PLAIN, _VALUES(job), _DEFAULTS, strict=True)
+        if value != default
     }
+    if due is not None:
+        fields["due"] = due
     if job.headers:
         fields["headers"] = dict(job.headers)
     if job.unique is not None:
@@ -66,5 +71,5 @@ _ATTEMPT: Final = (
     *("number", "generation", "worker", "started", "ended"),
     *("error_type", "message", "traceback", "delay"),
 )
-_DEFAULT_JOB: Final = Job(id="")
-_DEFAULTS: Final = {name: getattr(_DEFAULT_JOB, name) for name in _PLAIN}
+_VALUES: Final = operator.attrgetter(*_PLAIN)
+_DEFAULTS: Final = _VALUES(Job(id=""))
