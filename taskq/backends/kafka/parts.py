@@ -23,7 +23,7 @@ LOW: Final = 1000
 class Held:
     """A message that was read and has not ended."""
 
-    __slots__ = ("job", "key", "mark", "offset", "part", "rank", "session", "settling", "started", "token")
+    __slots__ = ("job", "mark", "offset", "part", "rank", "session", "settling", "started", "token")
 
     def __init__(self, part: Part, offset: int, job: Job, stamp: int) -> None:
         self.part = part
@@ -35,7 +35,6 @@ class Held:
         self.session: Any = None  #: who has it
         self.started: float | None = None
         self.settling = False  #: its end is being written
-        self.key: bytes | None = None  #: of the message that it moves with, while it is on the way
 
     def __lt__(self, other: Held) -> bool:
         return self.rank < other.rank
@@ -51,7 +50,8 @@ class Part:
         self.hop = hop  #: for the topic of delays: how long a job stays
         self.reached = base  #: everything before it was read; below 0 where that is not known yet
         self.open: OrderedDict[int, Held] = OrderedDict()  #: by offset: what has not ended
-        self.prior = marks.read(base, text)  #: what an earlier owner knew
+        self.prior = marks.read(base, text)  #: what is known of offsets that are not read yet
+        self.ahead: dict[int, Held] = {}  #: lent, and moved to offsets that are not read yet
         self.heap: list[Held] = []  #: what waits to be lent
         self.lent = 0
         self.version = 0  #: grows with every change
@@ -76,12 +76,37 @@ class Part:
 
     def wait(self, held: Held) -> None:
         """``held`` may be lent."""
-        held.mark, held.session, held.started = Mark.OPEN, None, None
+        self.mark(held, Mark.OPEN)
+        held.session, held.started = None, None
         heapq.heappush(self.heap, held)
+
+    def expect(self, held: Held, offset: int) -> None:
+        """``held`` has moved here; its message is still to be read."""
+        held.part, held.offset = self, offset
+        self.ahead[offset] = held
+        self.prior[offset] = held.mark
+        self.lent += 1
+        self.version += 1
+
+    def has(self, held: Held) -> bool:
+        """Whether ``held`` stands here and has not ended."""
+        return self.live and (self.open.get(held.offset) or self.ahead.get(held.offset)) is held
+
+    def lent_jobs(self) -> list[Held]:
+        return [held for held in (*self.open.values(), *self.ahead.values()) if held.session is not None]
+
+    def mark(self, held: Held, mark: Mark) -> None:
+        held.mark = mark
+        if held.offset in self.ahead:
+            self.prior[held.offset] = mark
+        self.version += 1
 
     def end(self, held: Held) -> None:
         """``held`` has ended."""
-        if self.open.pop(held.offset, None) is not None:
+        if self.ahead.pop(held.offset, None) is not None:
+            self.prior[held.offset] = Mark.DONE
+            self.version += 1
+        elif self.open.pop(held.offset, None) is not None:
             self.version += 1
 
     def read_to(self, offset: int) -> None:
@@ -96,7 +121,6 @@ class Part:
     def marks(self, without: frozenset[Held] | set[Held] = frozenset()) -> Marks:
         """What to commit, as if those of ``without`` had ended."""
         unfinished = ((offset, held.mark) for offset, held in self.open.items() if held not in without)
-        # Messages that an earlier owner finished are read past silently; those still to come are known from it.
         written = marks.write(self.reached, unfinished)
         if self.prior:
             written = self._with_prior(without)
@@ -104,11 +128,12 @@ class Part:
         return written
 
     def _with_prior(self, without: frozenset[Held] | set[Held]) -> Marks:
-        """The same, with what an earlier owner knew of offsets that are not read yet."""
+        """The same, with what is known of offsets that are not read yet."""
         last = max(self.prior)
+        ended = {held.offset for held in self.ahead.values() if held in without}
         unfinished = [(offset, held.mark) for offset, held in self.open.items() if held not in without]
         for offset in range(max(self.reached, 0), last + 1):
             mark = self.prior.get(offset, Mark.OPEN)
-            if mark is not Mark.DONE:
+            if mark is not Mark.DONE and offset not in ended:
                 unfinished.append((offset, mark))
         return marks.write(max(last + 1, self.reached), unfinished)

@@ -152,8 +152,8 @@ class KafkaConsumer(Consumer):
 
             def mark(shelf: Shelf, held: Held, started: float | None = note.started) -> None:
                 if started is not None and held.mark is not Mark.STARTED:
-                    held.mark, held.started = Mark.STARTED, started
-                    held.part.version += 1
+                    held.started = started
+                    held.part.mark(held, Mark.STARTED)
 
             lost += self._each([note.reservation], mark)
         return lost

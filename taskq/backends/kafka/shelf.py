@@ -34,7 +34,6 @@ class Shelf:
         self.orphans: list[Held] = []  #: were lent by an owner that is gone
         self.broken: list[tuple[Held, str]] = []  #: messages that are no jobs, and why
         self.early: list[tuple[float, int, Held]] = []  #: due within a moment
-        self.moving: dict[bytes, Held] = {}  #: lent, and on the way to another partition
         self.settled: OrderedDict[tuple[str, int], tuple[Part, int]] = OrderedDict()
         self._token = 0
 
@@ -59,7 +58,7 @@ class Shelf:
     def running(self, slots: Iterable[Slot]) -> list[Held]:
         """What is lent of these partitions."""
         parts = [part for slot in slots if (part := self.parts.get(slot)) is not None]
-        return [held for part in parts for held in part.open.values() if held.session is not None]
+        return [held for part in parts for held in part.lent_jobs()]
 
     def refuge(self, part: Part) -> Part | None:
         """A partition of the queue of ``part`` that stays here, of its band if one does."""
@@ -73,13 +72,16 @@ class Shelf:
         if offset in part.open:
             return
         prior = part.prior.pop(offset, None) if part.prior else None
+        moved = part.ahead.pop(offset, None) if part.ahead else None
+        if moved is not None:
+            part.add(moved)
+            part.reached = offset + 1
+            return
         if prior is Mark.DONE or offset < part.purged:
             part.read_to(offset + 1)
             return
         if key is not None and prior is None:
-            prior = self._moved(part, offset, key)
-            if prior is None:
-                return
+            prior = Mark.LENT  # it was moved by a worker that had it, and has died since
         held = Held(part, offset, parcel.job, stamp)
         part.add(held)
         part.reached = offset + 1
@@ -90,33 +92,16 @@ class Shelf:
         else:
             self._shelve(held, waits=parcel.waits)
 
-    def _moved(self, part: Part, offset: int, key: bytes) -> Mark | None:
-        """A job came that was lent when it was sent here; returns its mark unless it is lent still, by this member."""
-        held = self.moving.pop(key, None)
-        if held is None:
-            return Mark.LENT
-        held.part, held.offset, held.key = part, offset, None
-        part.add(held)
-        part.reached = offset + 1
-        part.lent += 1
-        part.version += 1
-        self.changed.notify_all()
-        return None
-
-    def move(self, held: Held, key: bytes) -> None:
-        """``held`` has left its partition, and will arrive in another with ``key``; whoever has it has it still."""
+    def move(self, held: Held, slot: Slot, offset: int) -> None:
+        """``held`` stands at ``offset`` of another partition now; whoever has it has it still."""
         held.part.lent -= 1
         held.part.end(held)
         held.settling = False
-        held.key = key
-        self.moving[key] = held
+        self.parts[slot].expect(held, offset)
 
     def in_motion(self, reservations: Iterable[Reservation]) -> bool:
         """Whether some of these are being moved, or ended by an earlier call."""
-        return any(
-            isinstance(one.handle, Held) and (one.handle.settling or one.handle.key in self.moving)
-            for one in reservations
-        )
+        return any(isinstance(one.handle, Held) and one.handle.settling for one in reservations)
 
     def _shelve(self, held: Held, *, waits: bool) -> None:
         """``held`` waits: for its time, or to be lent."""
@@ -158,7 +143,7 @@ class Shelf:
 
     def stands(self, held: Held) -> bool:
         """Whether ``held`` is this member's still, and has not ended."""
-        return held.part.live and held.offset in held.part.open
+        return held.part.has(held)
 
     def stay(self, helds: Iterable[Held]) -> None:
         """What was to be written with these was not."""
@@ -225,8 +210,8 @@ class Shelf:
         return found
 
     def _lend(self, held: Held, session: Any, worker: str) -> Reservation:
-        held.mark, held.session, held.token = Mark.LENT, session, self._token
-        held.part.version += 1
+        held.session, held.token = session, self._token
+        held.part.mark(held, Mark.LENT)
         job = held.job
         held.job = replace(job, state=State.RESERVED, worker=worker, deliveries=job.deliveries + 1)
         job = replace(held.job, history=()) if job.history else held.job
@@ -239,16 +224,11 @@ class Shelf:
         held = reservation.handle
         if not isinstance(held, Held) or held.token != reservation.token:
             return None
-        if held.key is not None:
-            return held if held.key in self.moving else None
-        if not held.part.live:
-            return None
-        return held if held.session is not None and held.offset in held.part.open else None
+        return held if held.session is not None and held.part.has(held) else None
 
     def give_back(self, held: Held, job: Job) -> None:
         """Let it wait again, as ``job``."""
         held.part.lent -= 1
-        held.part.version += 1
         held.job = job
         held.session = None
         held.token = 0
@@ -270,11 +250,10 @@ class Shelf:
 
     def close_session(self, session: Any) -> None:
         """Nobody has what ``session`` had: what it did not begin waits again, the rest is lost with it."""
-        self.moving = {key: held for key, held in self.moving.items() if held.session is not session}
         for part in self.parts.values():
-            for held in [
-                held for held in part.open.values() if held.session is session and not held.settling
-            ]:
+            for held in part.lent_jobs():
+                if held.session is not session or held.settling:
+                    continue
                 if held.mark is Mark.STARTED:
                     held.session = None
                     part.lent -= 1

@@ -13,7 +13,7 @@ from taskq.clock import monotonic
 from taskq.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaException, Producer, TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 #: A transaction of a worker that died holds up the readers of what it wrote for no longer than this, in seconds, and
 #: the time that the server takes to notice (``transaction.abort.timed.out.transaction.cleanup.interval.ms``).
@@ -38,8 +38,8 @@ class Transactions:
 
     def run(
         self, letters: Sequence[Letter], offsets: Sequence[TopicPartition] = (), group: Any = None
-    ) -> None:
-        """Write all or nothing.
+    ) -> dict[int, int]:
+        """Write all or nothing; returns the offsets of those letters that have a key, by their places.
 
         Raises ``BackendUnavailableError`` where nothing is written, :class:`InDoubtError` where that is not known.
         """
@@ -49,24 +49,40 @@ class Transactions:
         name = self._names[self._turn]
         try:
             producer = self._producer(name)
-            self._write(producer, letters, offsets, group)
+            written = self._write(producer, letters, offsets, group)
         except (KafkaException, BufferError) as error:
             self._abort(name)
             raise self._told(error) from error
         self._commit(name, producer)
+        producer.poll(0)
+        return written
 
     def _write(
         self, producer: Producer, letters: Sequence[Letter], offsets: Sequence[TopicPartition], group: Any
-    ) -> None:
+    ) -> dict[int, int]:
+        written: dict[int, int] = {}
         producer.begin_transaction()
-        for topic, partition, key, value, stamp in letters:
+        for place, letter in enumerate(letters):
             try:
-                producer.produce(topic, value, key, partition, timestamp=stamp)
+                self._produce(producer, letter, place, written)
             except BufferError:
                 producer.poll(1.0)
-                producer.produce(topic, value, key, partition, timestamp=stamp)
+                self._produce(producer, letter, place, written)
         if offsets:
             producer.send_offsets_to_transaction(list(offsets), group, TIMEOUT)
+        return written
+
+    def _produce(self, producer: Producer, letter: Letter, place: int, written: dict[int, int]) -> None:
+        topic, partition, key, value, stamp = letter
+        if key is None:
+            producer.produce(topic, value, key, partition, timestamp=stamp)
+            return
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None and (offset := message.offset()) is not None:
+                written[place] = offset
+
+        producer.produce(topic, value, key, partition, timestamp=stamp, on_delivery=delivered)
 
     def _commit(self, name: str, producer: Producer) -> None:
         from confluent_kafka import KafkaException

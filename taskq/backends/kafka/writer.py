@@ -151,32 +151,39 @@ class Writer:
             versions = {part: part.version for part in touched}
             written = {part: part.marks(ends) for part in touched}
         letters = [letter for _, of in entries for letter in of]
+        stand: dict[int, int] = {}
         try:
             if entries:
                 offsets = [named(part.slot, *marks) for part, marks in written.items()]
-                self._transactions.run(letters, offsets, self._consumer.consumer_group_metadata())
+                stand = self._transactions.run(letters, offsets, self._consumer.consumer_group_metadata())
         except InDoubtError as error:
             self.doubted = Doubt(list(orders), ends, versions, written)
             self._health.failed(error)
         except BackendError as error:
             self._refuse(orders, error)
         else:
-            self._finish(orders, ends, versions)
+            stands = {held: (of[0], stand.get(n)) for n, (held, of) in enumerate(entries) if of}
+            self._finish(orders, ends, versions, stands)
 
-    def _finish(self, orders: Sequence[Order], ends: set[Held], versions: Mapping[Part, int]) -> None:
-        """It is written."""
-        moved = {
-            held: letters[0].key or b"" for order in orders if order.moves for held, letters in order.entries
-        }
+    def _finish(
+        self,
+        orders: Sequence[Order],
+        ends: set[Held],
+        versions: Mapping[Part, int],
+        stands: Mapping[Held, tuple[Letter, int | None]],
+    ) -> None:
+        """It is written; ``stands`` says where those that moved are now."""
+        moved = {held for order in orders if order.moves for held, _ in order.entries}
         with self._shelf.changed:
             self._health.well()
             for part, version in versions.items():
                 clean = part.version == version
                 for held in [held for held in ends if held.part is part]:
-                    if held in moved:
-                        self._shelf.move(held, moved[held])
+                    letter, offset = stands.get(held, (None, None))
+                    if held in moved and letter is not None and offset is not None:
+                        self._shelf.move(held, letter[:2], offset)
                         continue
-                    if held.session is not None:
+                    if held.session is not None and held not in moved:
                         self._shelf.settled[held.job.id, held.token] = (part, 0)
                     self._shelf.end(held)
                 part.saved = part.version if clean else version
@@ -211,7 +218,7 @@ class Writer:
         landed = all(said[part.slot] == marks for part, marks in doubt.written.items())
         self.doubted = None
         if landed:
-            self._finish(doubt.orders, doubt.ends, doubt.versions)
+            self._finish(doubt.orders, doubt.ends, doubt.versions, {})
         else:
             self._refuse(
                 doubt.orders, BackendUnavailableError(f"{self._place.location}: a transaction was aborted")
