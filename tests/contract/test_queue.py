@@ -165,9 +165,9 @@ def test_delays(queue):
     queue.push("later", delay_seconds=FAR)
     queue.push("at", delay_until=to_datetime(SYSTEM_CLOCK.now()) + timedelta(days=400))
     queue.push("past", delay_until=datetime(2020, 1, 1, tzinfo=UTC))
-    queue.push("soon", delay_seconds=0.2)
-
     assert queue.pop().payload == "past"
+    queue.push("soon", delay_seconds=0.5)
+
     assert queue.pop() is None
     assert eventually(queue.pop).payload == "soon"
     assert queue.pop() is None

@@ -246,6 +246,7 @@ class Shelf:
         if held.session is not None:
             held.part.lent -= 1
             held.session = None
+        held.settling = False
         held.part.end(held)
 
     def close_session(self, session: Any) -> None:

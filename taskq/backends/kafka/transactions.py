@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.backends.kafka.delays import Letter
 from taskq.backends.kafka.failures import told
 from taskq.backends.kafka.place import Place
 from taskq.clock import monotonic
-from taskq.errors import BackendUnavailableError
+from taskq.errors import BackendError, BackendUnavailableError
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -33,6 +34,7 @@ class Transactions:
         self._place = place
         self._names = [f"{place.prefix}-{name}-{n}" for n in range(producers)]
         self._ready: dict[str, Producer] = {}
+        self._broken: set[str] = set()  #: those whose connections have failed
         self._turn = 0
         self._doubted: str | None = None
 
@@ -43,12 +45,30 @@ class Transactions:
 
         Raises ``BackendUnavailableError`` where nothing is written, :class:`InDoubtError` where that is not known.
         """
-        from confluent_kafka import KafkaException
-
         self._turn = (self._turn + 1) % len(self._names)
         name = self._names[self._turn]
+        attempt = _Attempt(lambda: self._attempt(name, letters, offsets, group))
+        if not attempt.done.wait(TIMEOUT * 2):
+            # The driver can wait for ever for a server that was away. Whatever it still does, the next producer of
+            # this name fences it.
+            self._discard(name)
+            self._doubted = name
+            raise InDoubtError(f"{self._place.location}: a transaction did not end within {TIMEOUT * 2:g} s")
+        if attempt.error is not None:
+            if not isinstance(attempt.error, BackendError):
+                self._discard(name)
+                self._doubted = name
+                raise InDoubtError(f"{self._place.location}: {attempt.error}") from attempt.error
+            raise attempt.error
+        return attempt.written
+
+    def _attempt(
+        self, name: str, letters: Sequence[Letter], offsets: Sequence[TopicPartition], group: Any
+    ) -> dict[int, int]:
+        from confluent_kafka import KafkaException
+
         try:
-            producer = self._producer(name)
+            producer = self._whole(name)
             written = self._write(producer, letters, offsets, group)
         except (KafkaException, BufferError) as error:
             self._abort(name)
@@ -127,6 +147,15 @@ class Transactions:
                 self._discard(name)
                 raise self._told(error) from error
 
+    def _whole(self, name: str) -> Producer:
+        """The producer of that name, a new one if the connection of the last has broken."""
+        producer = self._producer(name)
+        producer.poll(0)
+        if name in self._broken:
+            self._discard(name)
+            producer = self._producer(name)
+        return producer
+
     def _producer(self, name: str) -> Producer:
         producer = self._ready.get(name)
         if producer is None:
@@ -139,6 +168,7 @@ class Transactions:
                     message_max_bytes=100_000_000,
                     linger_ms=0,
                     compression_type="lz4",
+                    error_cb=lambda error: self._broken.add(name),
                 )
             )
             producer.init_transactions(TIMEOUT)
@@ -159,6 +189,7 @@ class Transactions:
 
     def _discard(self, name: str) -> None:
         producer = self._ready.pop(name, None)
+        self._broken.discard(name)
         if producer is not None:
             with contextlib.suppress(BufferError):
                 producer.purge()
@@ -172,3 +203,22 @@ class Transactions:
     def close(self) -> None:
         for name in list(self._ready):
             self._discard(name)
+
+
+class _Attempt:
+    """Something done by a thread of its own, which may never end."""
+
+    def __init__(self, do: Callable[[], dict[int, int]]) -> None:
+        self.done = threading.Event()
+        self.written: dict[int, int] = {}
+        self.error: Exception | None = None
+        self._do = do
+        threading.Thread(target=self._run, name="taskq-kafka-transaction", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.written = self._do()
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            self.error = error
+        finally:
+            self.done.set()
