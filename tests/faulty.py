@@ -111,7 +111,7 @@ def refuse() -> None:
 
 def refusing(thing: Any, kinds: tuple[type, ...], spared: set[str]) -> Any:
     """Let every promised method of ``thing`` refuse first."""
-    for kind in kinds:
+    for kind in (kind for kind in kinds if isinstance(thing, kind)):
         for name, member in vars(kind).items():
             if callable(member) and not name.startswith("_") and name not in spared:
                 setattr(thing, name, _refusing_first(getattr(thing, name)))

@@ -77,7 +77,7 @@ def test_jobs_run_retry_and_die(alone):
         (dead,) = eventually(lambda: listed(alone.app.backend, "tasks", State.DEAD))
         assert worker.stop() == 0
 
-    assert (dead.id, dead.error) == (bad.id, "no")
+    assert (dead.id, dead.error) == (bad.id, "Reject: no")
     assert alone.ledger.starts()[again.id] == 2
     assert set(alone.ledger.starts().values()) == {1, 2}
 
@@ -86,7 +86,7 @@ def test_jobs_run_retry_and_die(alone):
 def test_a_killed_child_is_counted_by_its_supervisor(alone, point):
     result = alone.send("act", ["return", 7])
     with alone.working("--concurrency", "1", faults=crash_at(alone, point, "child")) as worker:
-        eventually(lambda: (alone.ledger.path.parent / "crashed").exists(), about=worker)
+        eventually((alone.ledger.path.parent / "crashed").exists, about=worker)
         eventually(lambda: alone.ledger.ends()[result.id] == (2 if point == "ran" else 1), about=worker)
         last = alone.send("act", ["return", 9])
         eventually(ended(alone, last), about=worker)
@@ -108,6 +108,7 @@ def test_a_killed_worker_loses_nothing(alone, point, victim):
     with alone.working("--concurrency", "1") as worker:
         last = alone.send("act", ["return", 9])
         eventually(ended(alone, result, last), about=worker)
+        eventually(lambda: alone.ledger.ends()[result.id] == 1 + (point == "ran"), about=worker)
         assert worker.stop() == 0
 
     assert alone.app.backend.counts("tasks") == {}
