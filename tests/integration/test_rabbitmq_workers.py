@@ -177,7 +177,7 @@ def test_a_soak_of_kills_and_cuts_loses_nothing_confirmed(tmp_path, url, proxy, 
         confirmed = []
         try:
             for n in range(24):
-                batch = [bench.app.tasks["act"].s(["sleep", 0.001 * (k % 9)]) for k in range(40)]
+                batch = [bench.app.tasks["act_briefly"].s(["sleep", 0.001 * (k % 9)]) for k in range(40)]
                 with contextlib.suppress(Exception):
                     confirmed += [result.id for result in bench.app.enqueue_many(batch)]
                 if n % 3 == 1:
