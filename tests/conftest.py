@@ -46,6 +46,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("-".join(kinds)))
 
 
+def pytest_collection_finish(session):
+    """Where tests are spread by group, each must bear its group in its name, or they are spread as they come."""
+    if getattr(session.config.option, "loadgroup", False):
+        ungrouped = [item.nodeid for item in session.items if _kinds(item) and "@" not in item.nodeid]
+        assert not ungrouped, f"pytest-xdist does not group with this pytest: {ungrouped[0]}"
+
+
 def pytest_runtest_setup(item):
     for kind in _kinds(item):
         if servers.url(kind) is None:
