@@ -25,6 +25,7 @@ _SLOW = frozenset(
         "test_crash_points",
         "test_group_kills",
         "test_kafka_faults",
+        "test_kafka_restart",
         "test_leases",
         "test_limits",
         "test_rough_use",

@@ -150,7 +150,7 @@ def test_outcomes_that_meet_a_dead_server_are_written_once_it_is_back(server, op
 
 def test_a_server_killed_amid_transactions_leaves_each_job_once(server, open_backend):
     backend = open_backend(publish_timeout=10.0)
-    pushed = backend.push(jobs(300, max_retries=None))
+    pushed = backend.push(jobs(100, max_retries=None))
     stop = threading.Event()
     seen = {}
 
@@ -173,16 +173,16 @@ def test_a_server_killed_amid_transactions_leaves_each_job_once(server, open_bac
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        eventually(lambda: len(seen) > 100, within=60)
+        eventually(lambda: len(seen) > 50, within=60)
         server.kill()
         server.start()
         before = len(seen)
-        eventually(lambda: len(seen) > before + 400, within=60)
+        eventually(lambda: len(seen) > before + 150, within=60)
     finally:
         stop.set()
         worker.join(60)
 
     # The session outlives the restart: no attempt was begun twice.
     assert set(seen.values()) == {1}
-    left = take_all(backend.consume({"tasks": 1}, "worker-2"), 300)
+    left = take_all(backend.consume({"tasks": 1}, "worker-2"), 100)
     assert sorted(ids(left)) == sorted(pushed)

@@ -167,6 +167,7 @@ class Member:
             if order is not None and not order.done and order in self._writer.orders:
                 self._writer.orders.remove(order)
                 order.done = True
+                self.shelf.stay(held for held, _ in order.entries)
             raise BackendUnavailableError(
                 f"{self._place.location} did not confirm within {self._timeout:g} s"
                 if not self._ended
