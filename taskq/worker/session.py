@@ -38,10 +38,9 @@ class _Held:
 
     __slots__ = ("renew_at", "reservation")
 
-    def __init__(self, reservation: Reservation, now: float) -> None:
+    def __init__(self, reservation: Reservation, renew_at: float) -> None:
         self.reservation = reservation
-        lease = reservation.job.lease
-        self.renew_at = now + lease / 3 if lease > 0 else float("inf")
+        self.renew_at = renew_at
 
 
 class Session:
@@ -51,6 +50,8 @@ class Session:
         self, backend: Backend, queues: dict[str, int], worker: str, events: Events, *, burst: bool
     ) -> None:
         self._consumer: Consumer = backend.consume(queues, worker)
+        # A lease that ends with a connection may end at any moment; a look whether it has costs nothing.
+        self._longest = _DUTY if backend.capabilities.leases == "connection" else float("inf")
         self._events = events
         self._burst = burst
         self.inbox: deque[Learned] = deque()
@@ -223,8 +224,10 @@ class Session:
     def _taken(self, taken: Taken, *, looked: bool) -> None:
         if taken.reservations:
             now = monotonic()
+            # Lost, and lent to us again, before we looked: what runs is not to be taken for what comes.
+            self._lost([each.job.id for each in taken.reservations if each.job.id in self._held])
             for each in taken.reservations:
-                held = self._held[each.job.id] = _Held(each, now)
+                held = self._held[each.job.id] = _Held(each, self._renewal(each, now))
                 self._next_duty = min(self._next_duty, held.renew_at)
             self.inbox.append(Learned("taken", taken.reservations))
         # An exchange brings what is at hand: that it brought nothing says little.
@@ -263,12 +266,17 @@ class Session:
         if due:
             extended = self._consumer.extend([held.reservation for held in due])
             for held in due:
-                held.renew_at = now + held.reservation.job.lease / 3
+                held.renew_at = self._renewal(held.reservation, now)
             self._lost(extended.lost)
             self._cancel(extended.cancelled)
         self._cancel(self._consumer.cancellations())
         nearest = min((held.renew_at for held in self._held.values()), default=now + _DUTY)
         self._next_duty = min(now + _DUTY, nearest)
+
+    def _renewal(self, reservation: Reservation, now: float) -> float:
+        """When to see to a lease again."""
+        lease = reservation.job.lease
+        return now + min(lease / 3 if lease > 0 else float("inf"), self._longest)
 
     def _lost(self, ids: Sequence[str]) -> None:
         for job_id in ids:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from taskq.backend import Taken
 from taskq.backends.memory import MemoryBackend
+from taskq.backends.memory import backend as backend_module
 from taskq.errors import BackendUnavailableError
 from taskq.events import Event, Events
 from taskq.job import Job, Outcome, Reservation, State, Verdict, new_id
@@ -293,3 +294,38 @@ def test_what_is_taken_while_the_worker_leaves_is_given_back(setting: Setting) -
     assert setting.backend.size("tasks", State.RESERVED) == 0
     assert setting.backend.size("tasks") == 90
     assert all(job.deliveries == 0 for job in setting.backend.list_jobs("tasks", State.PENDING).jobs)
+
+
+def test_a_job_that_comes_again_while_it_is_held_was_lost_before(setting: Setting) -> None:
+    (job_id,) = setting.push(lease=3600.0)
+    setting.session.want(2)
+    (first,) = setting.taken()
+    setting.backend._shelf.rows[job_id].deadline = 0.0
+    setting.backend.reclaim()
+    eventually(lambda: len(setting.told()) == 2)
+
+    (lost, about), (taken, again) = setting.told()
+    assert (lost, about, taken) == ("lost", job_id, "taken")
+    assert again[0].token > first.token
+    assert setting.names().count("job.lost") == 1
+    setting.session.settle([Outcome(reservation=again[0], verdict=Verdict.COMPLETE)])
+    eventually(lambda: setting.session.idle)
+
+
+def test_a_lease_that_is_a_connection_is_looked_at_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_DUTY", 0.02)
+    monkeypatch.setattr(
+        backend_module, "_CAPABILITIES", replace(backend_module._CAPABILITIES, leases="connection")
+    )
+    backend = MemoryBackend()
+    backend.push([Job(id=new_id(), lease=3600.0)])
+    session = Session(backend, {"tasks": 1}, "me", Events(), burst=False)
+    session.want(1)
+    session.start()
+    eventually(lambda: backend.size("tasks", State.RESERVED) == 1)
+    backend._shelf.rows.clear()
+
+    eventually(lambda: ("lost", None) in [(learned.what, None) for learned in session.inbox])
+    session.inbox.clear()
+    assert session.close(10)
+    backend.close()
