@@ -124,9 +124,7 @@ class Raw:
         self.connection.ioloop.start()
 
     def declare(self, channel: pika.channel.Channel, then: Callable[..., None]) -> None:
-        channel.queue_declare(
-            self.name, durable=True, arguments={"x-queue-type": "quorum"}, callback=then
-        )
+        channel.queue_declare(self.name, durable=True, arguments={"x-queue-type": "quorum"}, callback=then)
 
     def publish(self) -> float:
         properties = pika.BasicProperties(delivery_mode=2, message_id="0" * 32, headers={"n": 1})

@@ -87,12 +87,7 @@ class Post:
                 f"job {job.id} is {len(body):,} bytes, and {self._address.location} takes messages of "
                 f"{self._address.max_message_size:,} (max_message_size)"
             )
-        headers = {
-            "taskq-attempts": job.attempts,
-            "taskq-losses": job.losses,
-            "taskq-generation": job.generation,
-        }
-        return Parcel(exchange, key, body, job.id, job.task, headers, job.queue)
+        return Parcel(exchange, key, body, job.id, job.task, _headers(job), job.queue)
 
     # -- sending ----------------------------------------------------------------------
 
@@ -124,3 +119,9 @@ class Post:
         """See that there are queues for them."""
         for queue, delayed in {(parcel.queue, bool(parcel.exchange)) for parcel in parcels}:
             self.topology.ensure(queue, timeout, delayed=delayed)
+
+
+def _headers(job: Job) -> dict[str, int]:
+    """For whoever looks at the broker; nobody here reads them. Those that are 0 are left out."""
+    counts = {"taskq-attempts": job.attempts, "taskq-losses": job.losses, "taskq-generation": job.generation}
+    return {name: count for name, count in counts.items() if count}

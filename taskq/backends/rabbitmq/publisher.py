@@ -17,6 +17,7 @@ from pika import spec
 from pika.channel import Channel
 
 from taskq.backends.rabbitmq.address import Address
+from taskq.backends.rabbitmq.frames import message
 from taskq.backends.rabbitmq.link import Link
 from taskq.backends.rabbitmq.refusals import AwayError, BlockedError, explain, is_refusal
 from taskq.errors import (
@@ -58,7 +59,7 @@ class Parcel:
         body: bytes,
         job_id: str,
         task: str,
-        headers: dict[str, Any],
+        headers: dict[str, int],
         queue: str,
     ) -> None:
         self.exchange = exchange
@@ -191,6 +192,7 @@ class Publisher:
         if channel is None or self.link.blocked or not channel.is_open:
             return
         line, flight = self._line, self._flight
+        written: list[bytes] = []
         while line and len(flight) < _MOST and self._bytes < _MOST_BYTES:
             shipment = line[0]
             if shipment.sent >= len(shipment.parcels) or not shipment.left:
@@ -198,23 +200,27 @@ class Publisher:
                 continue
             parcel = shipment.parcels[shipment.sent]
             shipment.sent += 1
-            self._write(channel, parcel)
+            written.append(self._written(channel, parcel))
+        if written:
+            channel.connection._output_marshaled_frames([b"".join(written)])
 
-    def _write(self, channel: Channel, parcel: Parcel) -> None:
+    def _written(self, channel: Channel, parcel: Parcel) -> bytes:
         self._nonce += 1
         parcel.nonce = self._nonce
-        properties = pika.BasicProperties(
-            content_type="application/x-taskq",
-            delivery_mode=2,
-            message_id=parcel.job_id,
-            type=parcel.task or None,
-            headers={**parcel.headers, _NONCE: parcel.nonce},
-        )
         self._tag += 1
         parcel.fate = Fate.WRITTEN
         self._flight[self._tag] = parcel
         self._bytes += len(parcel.body)
-        channel.basic_publish(parcel.exchange, parcel.key, parcel.body, properties, mandatory=True)
+        return message(
+            channel.channel_number,
+            channel.connection.params.frame_max,
+            parcel.exchange,
+            parcel.key,
+            parcel.body,
+            parcel.job_id,
+            parcel.task,
+            {**parcel.headers, _NONCE: parcel.nonce},
+        )
 
     def _answered(self, frame: Any) -> None:
         """A confirm or a refusal, of one or of all up to it."""
