@@ -70,7 +70,9 @@ class RabbitConsumer(Consumer):
             self._ready()
             self._want(limit)
             found = self._collect(limit)
-            if outcomes and not found:
+            if (
+                outcomes and not found and not self._credit
+            ):  # who tells no credit does not wait for what is sent
                 self.lanes.look(limit, self._desk.address.connect_timeout)
                 found = self._collect(limit)
         except BackendError:
@@ -159,7 +161,9 @@ class RabbitConsumer(Consumer):
                 answer = _claim(outcome.reservation)
                 answers.append(answer)
                 if answer is Settlement.SETTLED:
-                    parting.append((outcome.reservation.handle, self._parcels(outcome)))
+                    plain = outcome.verdict is Verdict.COMPLETE and not outcome.pushes
+                    sent = [] if plain else self._parcels(outcome)
+                    parting.append((outcome.reservation.handle, sent))
         self._part(parting)
         return answers
 

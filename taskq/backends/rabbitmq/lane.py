@@ -144,12 +144,15 @@ class Lane:
             return
         if not self._ward:
             self.play(lambda: self._consume(share))
-        elif self.saturated and not self.alone:
-            if self.prefetch >= most and self._swift():
-                most *= 2
-            if self.prefetch < most:
-                wanted = min(most, max(self.prefetch * 2, missing))
-                self.play(lambda: self._consume(wanted))
+        elif not self.alone and (wanted := self._more(missing, most)) > self.prefetch:
+            self.play(lambda: self._consume(wanted))
+
+    def _more(self, missing: int, most: int) -> int:
+        """What the prefetch should be, now that it has left somebody wanting."""
+        swift = self._swift()
+        if self.prefetch < most and (self.saturated or swift):
+            return min(most, max(self.prefetch * 2, missing))
+        return 2 * most if swift else 0
 
     def next_alone(self, long_ago: float) -> None:
         """For a lane of one at a time: go on if all that is lent was started before ``long_ago``."""

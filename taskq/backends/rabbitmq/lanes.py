@@ -56,6 +56,7 @@ class Lanes:
         self._arguments = arguments
         self._misplaced: deque[tuple[Delivery, bool]] = deque()
         self._moving = False
+        self._ringing = False
         self._closed = False
         self.trouble: BackendError | None = None  #: why a lane was closed, until somebody has heard of it
         self.lanes = {queue: self._of(layout, queue) for queue in weights}
@@ -177,7 +178,13 @@ class Lanes:
             self._misplace([delivery], lost=True)
         else:
             delivery.lane.put(delivery)
-            self._ring()
+            if not self._ringing:  # once for everything that came by the same read
+                self._ringing = True
+                self._link.later(0, self._rung)
+
+    def _rung(self) -> None:
+        self._ringing = False
+        self._ring()
 
     def _gone(self, error: BackendError) -> None:
         self.trouble = error
