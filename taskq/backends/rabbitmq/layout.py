@@ -189,7 +189,8 @@ def units(delay: float, *, exact: bool) -> int:
     spare = count.bit_length() - 3
     if exact or spare <= 0:
         return count
-    return -(-count >> spare) << spare
+    rounded = -(-count >> spare) << spare
+    return rounded if rounded < 1 << LEVELS else count
 
 
 def check_prefix(prefix: str) -> str:
